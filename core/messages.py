@@ -1,0 +1,113 @@
+"""What crosses between an API process and an engine process: msgspec structs, msgpack on the wire.
+
+Tagged unions, so one decoder per direction. Exercised by `pytest tests/unit/core/test_messages.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from hasten.core.params import GenerationParams
+
+
+class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
+    """Generate from `prompt_token_ids`; all n samples of a request share its id."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: GenerationParams
+    priority: int = 0
+    cache_salt: str = ""
+
+
+class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
+    """Forget these requests, in whatever phase they are; unknown ids are ignored."""
+
+    request_ids: list[str]
+
+
+class GetStats(msgspec.Struct, frozen=True, tag="get_stats"):
+    """Ask for one `Stats`."""
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    """End the engine process; requests still open are reported as aborted first."""
+
+
+EngineInput = AddRequest | AbortRequests | GetStats | Shutdown
+
+
+class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities at one position: of the token there, and of the most likely ones."""
+
+    token_logprob: float
+    top_token_ids: list[int]
+    top_logprobs: list[float]
+
+
+class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
+    """The tokens one step added to one sample.
+
+    `finish_reason` is "stop" (EOS or a stop token; `stop_token_id` says which and it is the last
+    of `token_ids`), "length", or "abort"; None while the sample goes on. `prompt_logprobs` comes
+    with the first output of sample 0: one entry per prompt token, the first None.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    sample_idx: int = 0
+    logprobs: list[PositionLogprobs] | None = None
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
+    finish_reason: str | None = None
+    stop_token_id: int | None = None
+    num_cached_tokens: int = 0
+
+
+class RequestRefused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+    """The engine will not run this request; `message` says why, with the numbers."""
+
+    request_id: str
+    message: str
+    field: str | None = None
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
+    """A snapshot of the engine."""
+
+    num_running: int
+    num_waiting: int
+    num_free_blocks: list[int]
+    num_total_blocks: list[int]
+    num_preemptions: int
+    num_prompt_tokens: int
+    num_generated_tokens: int
+    num_cached_prompt_tokens: int
+    num_recomputed_tokens: int
+    num_steps: int
+
+
+class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """Sent once, when the engine can take requests."""
+
+    max_model_len: int
+    vocab_size: int
+    num_kv_tokens: int
+    config_hash: str
+
+
+class EngineFailed(msgspec.Struct, frozen=True, tag="failed"):
+    """Sent before the engine process dies of an error."""
+
+    message: str
+
+
+class OutputBatch(msgspec.Struct, frozen=True, tag="outputs"):
+    """Everything that one step has to say."""
+
+    outputs: list[TokenOutput]
+
+
+EngineOutput = OutputBatch | RequestRefused | Stats | EngineReady | EngineFailed

@@ -1,0 +1,127 @@
+"""Configuration: a few frozen dataclasses that validate themselves.
+
+The command line is generated from them (name, default, help: once, here). Field `max_model_len`
+is the flag `--max-model-len`. Cross-checks that need the model live where the engine is built.
+Exercised by `pytest tests/unit/core/test_options.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class ConfigurationError(ValueError):
+    """An option, or a combination of options, that cannot be honoured; the message names it."""
+
+
+def option(default: Any, help_text: str, choices: tuple[str, ...] | None = None) -> Any:
+    """A dataclass field that the command line shows as a flag."""
+    return field(default=default, metadata={"help": help_text, "choices": choices})
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigurationError(message)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """Which model, and in which precision."""
+
+    model: str = option(
+        "embedded", "model directory, GGUF file, or 'embedded' (SmolLM2-135M-Instruct)"
+    )
+    tokenizer: str | None = option(None, "directory or tokenizer.json, if not the model's own")
+    chat_template: str | None = option(None, "file with a Jinja chat template, if not the model's")
+    served_model_name: str | None = option(None, "name that clients use, if not the model's")
+    dtype: str = option("auto", "dtype of activations", ("auto", "bfloat16", "float32"))
+    quantization: str | None = option(None, "quantise the weights at load time")
+    max_model_len: int | None = option(None, "longest prompt plus output, in tokens")
+    seed: int | None = option(None, "seed from which requests without a seed get theirs")
+
+    def __post_init__(self) -> None:
+        if self.max_model_len is not None:
+            _require(self.max_model_len >= 1, "--max-model-len must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheOptions:
+    """The paged KV cache."""
+
+    gpu_memory_utilization: float = option(
+        0.9, "share of the device's memory to use (on a CPU: of what is free, for the KV cache)"
+    )
+    kv_cache_memory_bytes: int | None = option(None, "size of the KV cache; overrides the share")
+    kv_cache_dtype: str = option("auto", "dtype of the KV cache")
+    block_size: int = option(16, "tokens per block")
+    enable_prefix_caching: bool = option(True, "reuse the KV of equal prefixes")
+
+    def __post_init__(self) -> None:
+        _require(
+            0.0 < self.gpu_memory_utilization <= 1.0, "--gpu-memory-utilization must be in (0, 1]"
+        )
+        _require(
+            self.block_size in (8, 16, 32, 64, 128), "--block-size must be 8, 16, 32, 64 or 128"
+        )
+        if self.kv_cache_memory_bytes is not None:
+            _require(self.kv_cache_memory_bytes > 0, "--kv-cache-memory-bytes must be positive")
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOptions:
+    """How steps are filled."""
+
+    max_num_seqs: int = option(64, "most requests running at once")
+    max_num_batched_tokens: int = option(2048, "most tokens computed in one step")
+    scheduling_policy: str = option("fcfs", "order of waiting requests", ("fcfs", "priority"))
+    target_itl_ms: float | None = option(
+        None, "keep predicted steps under this while requests decode, by cutting prompts smaller"
+    )
+
+    def __post_init__(self) -> None:
+        _require(self.max_num_seqs >= 1, "--max-num-seqs must be at least 1")
+        _require(
+            self.max_num_batched_tokens >= self.max_num_seqs,
+            "--max-num-batched-tokens must be at least --max-num-seqs, "
+            f"got {self.max_num_batched_tokens} and {self.max_num_seqs}",
+        )
+        if self.target_itl_ms is not None:
+            _require(self.target_itl_ms > 0, "--target-itl-ms must be positive")
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionOptions:
+    """What computes."""
+
+    kernels: str = option("auto", "backend of the ops", ("auto", "reference"))
+    num_threads: int | None = option(None, "CPU threads; default: the cores of this machine")
+    tensor_parallel_size: int = option(1, "devices that share each layer")
+
+    def __post_init__(self) -> None:
+        if self.num_threads is not None:
+            _require(self.num_threads >= 1, "--num-threads must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Everything an engine is built from."""
+
+    model: ModelOptions = field(default_factory=ModelOptions)
+    cache: CacheOptions = field(default_factory=CacheOptions)
+    scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+    execution: ExecutionOptions = field(default_factory=ExecutionOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """The HTTP server."""
+
+    host: str = option("127.0.0.1", "address to listen on")
+    port: int = option(8000, "port to listen on")
+    api_key: str | None = option(None, "require this bearer token")
+    shutdown_timeout_s: float = option(30.0, "how long open requests may finish after SIGTERM")
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.port <= 65535, "--port must be from 0 to 65535")
+        _require(self.shutdown_timeout_s >= 0, "--shutdown-timeout-s must not be negative")

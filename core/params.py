@@ -1,0 +1,92 @@
+"""What one request asks of generation, in token ids: the form that reaches the engine.
+
+Text-level wishes (stop strings, bad words as text) belong to `hasten.api`, which turns them into
+these. An object is valid once constructed. Exercised by `pytest tests/unit/core/test_params.py`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+from hasten.kernels.step import MAX_LOGPROBS
+
+MAX_SEED = 2**64 - 1
+
+
+class InvalidParameterError(ValueError):
+    """A request parameter is out of range; `field` names it."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
+class GenerationParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sampling and stopping of one request.
+
+    Raises InvalidParameterError when a field is out of range. `logprobs` and `prompt_logprobs`
+    are None (none) or how many alternatives to report beside the token's own (0..20).
+    `bad_words` are token sequences whose last token is forbidden where the ones before it stand.
+    """
+
+    max_tokens: int
+    seed: int
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    min_tokens: int = 0
+    eos_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    n: int = 1
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_range("max_tokens", self.max_tokens, 1, None)
+        _check_range("seed", self.seed, 0, MAX_SEED)
+        _check_range("temperature", self.temperature, 0.0, 2.0)
+        _check_range("top_k", self.top_k, 0, None)
+        if not 0.0 < self.top_p <= 1.0:
+            raise InvalidParameterError("top_p", f"must be in (0, 1], got {self.top_p}")
+        _check_range("min_p", self.min_p, 0.0, 1.0)
+        _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        if not (self.repetition_penalty > 0.0 and math.isfinite(self.repetition_penalty)):
+            raise InvalidParameterError(
+                "repetition_penalty", f"must be positive, got {self.repetition_penalty}"
+            )
+        for token_id, bias in self.logit_bias.items():
+            _check_range(f"logit_bias.{token_id}", bias, -100.0, 100.0)
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise InvalidParameterError("allowed_token_ids", "must not be empty")
+        if any(not word for word in self.bad_words):
+            raise InvalidParameterError("bad_words", "holds an empty word")
+        _check_range("min_tokens", self.min_tokens, 0, self.max_tokens)
+        _check_range("n", self.n, 1, 128)
+        for field, count in (
+            ("logprobs", self.logprobs),
+            ("prompt_logprobs", self.prompt_logprobs),
+        ):
+            if count is not None:
+                _check_range(field, count, 0, MAX_LOGPROBS)
+
+    @property
+    def terminal_token_ids(self) -> frozenset[int]:
+        """The token ids that end the output: stop tokens, and EOS unless ignored."""
+        eos = () if self.ignore_eos else self.eos_token_ids
+        return frozenset((*eos, *self.stop_token_ids))
+
+
+def _check_range(field: str, value: float, low: float, high: float | None) -> None:
+    if math.isnan(value) or value < low or (high is not None and value > high):
+        allowed = f"at least {low}" if high is None else f"from {low} to {high}"
+        raise InvalidParameterError(field, f"must be {allowed}, got {value}")

@@ -1,0 +1,87 @@
+"""A request inside the engine: one sample of what a client asked for.
+
+Pure bookkeeping: no torch, no clock, no randomness. A request with n samples is n `Request`
+objects that share `group_id`.
+
+    token_ids      [ prompt ........ | output ..... ]
+                     num_computed ->|                   KV in the cache for these
+    draft_token_ids                                  [ d d d ]  not accepted yet
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NewType
+
+if TYPE_CHECKING:
+    from hasten.core.params import GenerationParams
+
+RequestId = NewType("RequestId", str)
+
+
+class RequestStatus(enum.Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class FinishReason(enum.StrEnum):
+    """Why a sample ended, as OpenAI's API names it where it does."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One sample. The scheduler moves `num_computed_tokens` towards `num_tokens`.
+
+    `arrival` is the engine-wide order of arrival (never changes, also across preemption).
+    `cache_extra` goes into the hash of every block (salt, adapter id).
+    """
+
+    request_id: RequestId
+    group_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: GenerationParams
+    arrival: int
+    sample_idx: int = 0
+    priority: int = 0
+    cache_extra: bytes = b""
+    token_ids: list[int] = field(default_factory=list)
+    draft_token_ids: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    status: RequestStatus = RequestStatus.WAITING
+    finish_reason: FinishReason | None = None
+
+    def __post_init__(self) -> None:
+        if not self.prompt_token_ids:
+            raise ValueError(f"request {self.request_id}: the prompt holds no token")
+        if not self.token_ids:
+            self.token_ids = list(self.prompt_token_ids)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and accepted output."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - len(self.prompt_token_ids)
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[len(self.prompt_token_ids) :]
+
+    @property
+    def max_total_tokens(self) -> int:
+        """The most tokens it can ever hold."""
+        return len(self.prompt_token_ids) + self.params.max_tokens

@@ -1,0 +1,100 @@
+"""The seam between the engine and what computes: backends compile programs and run steps.
+
+`get_backend(name)` imports a backend only when it is asked for. A backend answers `supports` with
+None or the reason it cannot take an op; compiling refuses a program with such an op, naming it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+    import numpy.typing as npt
+    from hasten.kernels.dtypes import DType
+    from hasten.kernels.ops import Op
+    from hasten.kernels.program import Capacity, KVGroupSpec, Program, WeightName
+    from hasten.kernels.step import StepBatch, StepResult
+    from hasten.kernels.weights import Weight
+
+BACKENDS = ("reference",)
+
+
+class UnsupportedOpError(ValueError):
+    """A program holds an op that the backend cannot take; the message says which and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVPlan:
+    """How large the KV cache is: blocks per group, the null block included."""
+
+    groups: tuple[KVGroupSpec, ...]
+    num_blocks: tuple[int, ...]
+    block_size: int
+
+
+class KVCache(Protocol):
+    """Storage of K and V, by group, layer and block; the layout inside is the backend's own."""
+
+    plan: KVPlan
+
+    @property
+    def num_bytes(self) -> int: ...
+
+
+class Executable(Protocol):
+    """A program bound to weights and a KV cache."""
+
+    def run(self, batch: StepBatch) -> StepResult:
+        """Compute one step. The result's arrays are valid until the next call.
+
+        Raises ValueError when the batch exceeds the capacity compiled for.
+        """
+        ...
+
+    def tap(self, name: str) -> npt.NDArray[np.float32]:
+        """The tapped rows of the last step, [T, width]."""
+        ...
+
+
+class Backend(Protocol):
+    """A set of op implementations."""
+
+    name: str
+
+    @property
+    def activation_dtypes(self) -> tuple[DType, ...]:
+        """The dtypes that activations may have, the preferred one first."""
+        ...
+
+    def supports(self, op: Op, weights: Mapping[WeightName, Weight]) -> str | None:
+        """None, or why this op cannot run here."""
+        ...
+
+    def kv_block_bytes(self, spec: KVGroupSpec, block_size: int) -> int:
+        """Bytes that one block takes in one group, all its layers together."""
+        ...
+
+    def allocate_kv(self, plan: KVPlan) -> KVCache: ...
+
+    def compile(
+        self,
+        program: Program,
+        weights: Mapping[WeightName, Weight],
+        kv_cache: KVCache,
+        capacity: Capacity,
+    ) -> Executable:
+        """Bind a program. Raises UnsupportedOpError."""
+        ...
+
+
+def get_backend(name: str) -> Backend:
+    """The backend called `name`. Raises ValueError naming those that exist."""
+    if name == "reference":
+        from hasten.kernels.reference import ReferenceBackend
+
+        return ReferenceBackend()
+    raise ValueError(f"unknown kernels {name!r}; there are: {', '.join(BACKENDS)}")
