@@ -5,12 +5,8 @@ Tagged unions, so one decoder per direction. Exercised by `pytest tests/unit/cor
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
-
-if TYPE_CHECKING:
-    from hasten.core.params import GenerationParams
+from hasten.core.params import GenerationParams
 
 
 class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add"):

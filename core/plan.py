@@ -6,10 +6,8 @@ Frozen and free of tensors, so that it can be logged, replayed and tested.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from hasten.core.request import RequestId
+from hasten.core.request import RequestId
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NewType
+from typing import NewType
 
-if TYPE_CHECKING:
-    from hasten.core.params import GenerationParams
+from hasten.core.params import GenerationParams
 
 RequestId = NewType("RequestId", str)
 

@@ -24,8 +24,9 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NewType
 
+from hasten.kernels.dtypes import DType
+
 if TYPE_CHECKING:
-    from hasten.kernels.dtypes import DType
     from hasten.kernels.ops import Op
 
 WeightName = NewType("WeightName", str)
