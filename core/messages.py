@@ -20,9 +20,13 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
 
 
 class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
-    """Forget these requests, in whatever phase they are; unknown ids are ignored."""
+    """Forget these requests, in whatever phase they are; unknown ids are ignored.
+
+    With a `sample_idx` only that sample of each ends (it met a stop string), and the others go on.
+    """
 
     request_ids: list[str]
+    sample_idx: int | None = None
 
 
 class GetStats(msgspec.Struct, frozen=True, tag="get_stats"):
@@ -86,8 +90,15 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
 
 
 class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """Sent once, when the engine can take requests."""
+    """Sent once, when the engine can take requests.
 
+    `generation_defaults` are the sampling parameters that the model's authors recommend (from
+    `generation_config.json`, by the names of `GenerationParams`).
+    """
+
+    model_name: str
+    eos_token_ids: tuple[int, ...]
+    generation_defaults: dict[str, float | int]
     max_model_len: int
     vocab_size: int
     num_kv_tokens: int
