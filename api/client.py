@@ -1,0 +1,299 @@
+"""The parent's end of an engine process: start it, send requests, hand each its tokens.
+
+    async with await EngineClient.start(EngineOptions()) as client:
+        async for output in client.generate(AddRequest(...)):
+            ...
+
+One event loop owns a client. Exercised by `pytest tests/unit/api/test_client.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import sys
+import tempfile
+import time
+from typing import TYPE_CHECKING, Self
+
+import msgspec
+import zmq
+import zmq.asyncio
+from hasten.api.engine_process import (
+    DEFAULT_FACTORY,
+    INPUT_SOCKET,
+    OUTPUT_SOCKET,
+    EngineLaunch,
+    socket_address,
+)
+from hasten.core.messages import (
+    AbortRequests,
+    AddRequest,
+    EngineFailed,
+    EngineInput,
+    EngineOutput,
+    EngineReady,
+    GetStats,
+    OutputBatch,
+    RequestRefused,
+    Shutdown,
+    Stats,
+    TokenOutput,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from hasten.core.options import EngineOptions
+
+STALL_S = 30.0
+"""An engine with open requests that has said nothing for this long counts as stalled."""
+
+EXIT_GRACE_S = 5.0
+"""How long the engine process may take to end after it was told to."""
+
+
+class EngineError(RuntimeError):
+    """The engine cannot go on with a request."""
+
+
+class EngineStartError(EngineError):
+    """The engine process did not come up; the message says why."""
+
+
+class EngineDeadError(EngineError):
+    """The engine process has ended."""
+
+
+class RequestAbortedError(EngineError):
+    """The request was ended by the server, not by its client."""
+
+
+class RequestRefusedError(ValueError):
+    """The engine will not run this request; `field` is the parameter to change."""
+
+    def __init__(self, refusal: RequestRefused) -> None:
+        super().__init__(refusal.message)
+        self.field = refusal.field
+
+
+class EngineClient:
+    """Use `start`; the object is valid from then until `close`."""
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, socket_dir: str, context: zmq.asyncio.Context
+    ) -> None:
+        self._process = process
+        self._socket_dir = socket_dir
+        self._context = context
+        self._inputs = self._connect(zmq.PUSH, INPUT_SOCKET)
+        self._outputs = self._connect(zmq.PULL, OUTPUT_SOCKET)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[EngineOutput] = msgspec.msgpack.Decoder(EngineOutput)
+        self._streams: dict[str, asyncio.Queue[TokenOutput | Exception]] = {}
+        self._stats_waiters: list[asyncio.Future[Stats]] = []
+        self._ready: asyncio.Future[EngineReady] = asyncio.get_running_loop().create_future()
+        self._failure: EngineError | None = None
+        self._last_heard_s = time.monotonic()
+        self._dead = asyncio.Event()
+        self._tasks = [
+            asyncio.create_task(self._receive()),
+            asyncio.create_task(self._watch_process()),
+        ]
+
+    @classmethod
+    async def start(
+        cls, options: EngineOptions, factory: str = DEFAULT_FACTORY, *, quiet: bool = False
+    ) -> EngineClient:
+        """Start an engine process and wait until it takes requests; `quiet` hides its log.
+
+        Raises EngineStartError with the reason when it does not come up.
+        """
+        socket_dir = tempfile.mkdtemp(prefix="hasten-")
+        launch = EngineLaunch(socket_dir=socket_dir, options=options, factory=factory)
+        log = asyncio.subprocess.DEVNULL if quiet else sys.stderr
+        # -P: a folder of the user's named like one of our modules must not be imported.
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",
+            "-m",
+            "hasten.api.engine_process",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+        )
+        assert process.stdin is not None
+        process.stdin.write(msgspec.json.encode(launch) + b"\n")
+        client = cls(process, socket_dir, zmq.asyncio.Context())
+        try:
+            await client._ready
+        except BaseException:
+            await client.close(grace_s=0.0)
+            raise
+        return client
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def info(self) -> EngineReady:
+        """What the engine said when it came up."""
+        return self._ready.result()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def num_open_requests(self) -> int:
+        return len(self._streams)
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine cannot take requests now, or None while it can."""
+        if self._failure is not None:
+            return str(self._failure)
+        silence_s = time.monotonic() - self._last_heard_s
+        if self._streams and silence_s > STALL_S:
+            return f"the engine has said nothing for {silence_s:.0f} s"
+        return None
+
+    async def wait_dead(self) -> None:
+        """Return when the engine process has ended."""
+        await self._dead.wait()
+
+    async def generate(self, request: AddRequest) -> AsyncIterator[TokenOutput]:
+        """The outputs of all samples of a request, as steps produce them, until all finished.
+
+        Leaving early aborts what is left: wrap it in `contextlib.aclosing`. Raises
+        RequestRefusedError, or EngineError when the engine dies or the server ends the request.
+        """
+        if self._failure is not None:
+            raise self._failure
+        queue: asyncio.Queue[TokenOutput | Exception] = asyncio.Queue()
+        if not self._streams:
+            self._last_heard_s = time.monotonic()
+        self._streams[request.request_id] = queue
+        num_unfinished = request.params.n
+        try:
+            self._send(request)
+            while num_unfinished:
+                output = await queue.get()
+                if isinstance(output, Exception):
+                    num_unfinished = 0
+                    raise output
+                num_unfinished -= output.finish_reason is not None
+                yield output
+        finally:
+            self._streams.pop(request.request_id, None)
+            if num_unfinished:
+                self._send(AbortRequests([request.request_id]))
+
+    def end_sample(self, request_id: str, sample_idx: int) -> None:
+        """Stop one sample; outputs of it that are on the way may still come."""
+        self._send(AbortRequests([request_id], sample_idx))
+
+    def abort_all(self, reason: str) -> None:
+        """End every open request with RequestAbortedError(reason)."""
+        request_ids = list(self._streams)
+        self._fail_streams(RequestAbortedError(reason))
+        if request_ids:
+            self._send(AbortRequests(request_ids))
+
+    async def stats(self) -> Stats:
+        """A snapshot of the engine. Raises EngineError when it is dead."""
+        if self._failure is not None:
+            raise self._failure
+        waiter: asyncio.Future[Stats] = asyncio.get_running_loop().create_future()
+        self._stats_waiters.append(waiter)
+        self._send(GetStats())
+        return await waiter
+
+    async def close(self, grace_s: float = EXIT_GRACE_S) -> None:
+        """End the engine process, kindly first, and remove everything that was made for it."""
+        self._fail(EngineDeadError("the engine was closed"))
+        if self._process.returncode is None:
+            self._inputs.send(self._encoder.encode(Shutdown()))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), grace_s)
+        if self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._context.destroy(linger=0)
+        shutil.rmtree(self._socket_dir, ignore_errors=True)
+
+    def _connect(self, kind: int, name: str) -> zmq.asyncio.Socket:
+        socket = self._context.socket(kind)
+        socket.set_hwm(0)
+        socket.connect(socket_address(self._socket_dir, name))
+        return socket
+
+    def _send(self, message: EngineInput) -> None:
+        """Queue a message; without a high-water mark this never waits."""
+        if self._failure is None:
+            self._inputs.send(self._encoder.encode(message))
+
+    async def _receive(self) -> None:
+        while True:
+            frame = await self._outputs.recv()
+            self._last_heard_s = time.monotonic()
+            self._dispatch(self._decoder.decode(frame))
+
+    def _dispatch(self, message: EngineOutput) -> None:
+        match message:
+            case OutputBatch(outputs):
+                for output in outputs:
+                    self._deliver(output.request_id, output)
+            case RequestRefused():
+                self._deliver(message.request_id, RequestRefusedError(message))
+            case Stats():
+                self._answer_stats(message)
+            case EngineReady():
+                self._ready.set_result(message)
+            case EngineFailed():
+                self._fail(EngineDeadError(message.message))
+
+    def _deliver(self, request_id: str, output: TokenOutput | Exception) -> None:
+        # A request that was aborted may still have outputs on the way: nobody waits for them.
+        queue = self._streams.get(request_id)
+        if queue is not None:
+            queue.put_nowait(output)
+
+    def _answer_stats(self, stats: Stats) -> None:
+        waiter = self._stats_waiters.pop(0)
+        if not waiter.done():
+            waiter.set_result(stats)
+
+    async def _watch_process(self) -> None:
+        status = await self._process.wait()
+        # Its last words may still be on the way.
+        await asyncio.sleep(0.05)
+        cause = f"signal {-status}" if status < 0 else f"status {status}"
+        self._fail(EngineDeadError(f"the engine process ended unexpectedly ({cause})"))
+        self._dead.set()
+
+    def _fail(self, error: EngineError) -> None:
+        """No request can be served from now on; the first reason given counts."""
+        if self._failure is not None:
+            return
+        self._failure = error
+        self._fail_streams(error)
+        for waiter in self._stats_waiters:
+            if not waiter.done():
+                waiter.set_exception(error)
+        self._stats_waiters.clear()
+        if not self._ready.done():
+            self._ready.set_exception(EngineStartError(str(error)))
+
+    def _fail_streams(self, error: EngineError) -> None:
+        for queue in self._streams.values():
+            queue.put_nowait(error)

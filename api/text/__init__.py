@@ -1,0 +1,1 @@
+"""Between text and token ids: tokeniser, chat template, detokeniser, stop strings."""

@@ -1,0 +1,58 @@
+"""Token ids to text, one token at a time.
+
+The text of a sequence is defined as its tokens' bytes, joined and decoded as UTF-8 with U+FFFD in
+place of what is invalid. Decoding incrementally keeps only the few bytes of a character that is
+not complete yet, so it takes linear time, and the pieces joined are the whole text by construction.
+Exercised by `pytest tests/unit/text/test_detokenizer.py`.
+"""
+
+from __future__ import annotations
+
+import codecs
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_Utf8Decoder = codecs.getincrementaldecoder("utf-8")
+
+
+class TokenBytes(Protocol):
+    """The part of a tokeniser that turning ids into text needs."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token adds to the text, in UTF-8; nothing for a special token.
+
+        A token may hold a part of a character.
+        """
+        ...
+
+
+class Detokenizer:
+    """The text of one growing sequence."""
+
+    def __init__(self, vocabulary: TokenBytes) -> None:
+        self._vocabulary = vocabulary
+        self._decoder = _Utf8Decoder(errors="replace")
+
+    def push(self, token_id: int) -> str:
+        """The text that this token completes."""
+        return self._decoder.decode(self._vocabulary.token_bytes(token_id))
+
+    def finish(self) -> str:
+        """What stands for a character that never became complete."""
+        return self._decoder.decode(b"", final=True)
+
+
+def text_of(vocabulary: TokenBytes, token_ids: Iterable[int]) -> str:
+    """The text of a whole sequence."""
+    return b"".join(map(vocabulary.token_bytes, token_ids)).decode("utf-8", errors="replace")
+
+
+def token_label(vocabulary: TokenBytes, token_id: int) -> str:
+    r"""How log-probabilities name a token: its text, or "bytes:\xe2\x80" for a part of one."""
+    raw = vocabulary.token_bytes(token_id)
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
