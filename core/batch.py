@@ -176,11 +176,11 @@ class BatchBuilder:
             num_logprobs = request.params.prompt_logprobs
             if num_logprobs is None or row == end:
                 continue
-            following = p.start + p.num_tokens - p.num_logit_rows + 1
-            known = request.token_ids[following : following + p.num_logit_rows]
+            first = p.start + p.num_tokens - p.num_logit_rows + 1
+            known = request.token_ids[first : first + p.num_logit_rows]
             sampling.target_ids[row : row + len(known)] = known
             sampling.num_logprobs[row : row + len(known)] = -1
-            num_scored = max(0, min(request.num_prompt_tokens - following, len(known)))
+            num_scored = len(scored_prompt_tokens(p, request))
             sampling.num_logprobs[row : row + num_scored] = num_logprobs
 
     def _edit_rows(
@@ -205,6 +205,15 @@ class BatchBuilder:
             bias[end - p.num_drafts - 1 : end] = edits.bias(drafts)
         sampling.counts = _sparse(counts)
         sampling.bias = _sparse(bias)
+
+
+def scored_prompt_tokens(planned: PlannedRequest, request: Request) -> range:
+    """Which prompt tokens the first logit rows of this request score, one row each.
+
+    A row scores the token behind it, so the prompt's first token is never scored.
+    """
+    first = planned.start + planned.num_tokens - planned.num_logit_rows + 1
+    return range(first, min(first + planned.num_logit_rows, request.num_prompt_tokens))
 
 
 def _token_ids(

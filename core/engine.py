@@ -1,0 +1,263 @@
+"""The engine: requests in, one step at a time, tokens out.
+
+    add_request -> [scheduler] -> plan -> [batch builder] -> batch -> [executor] -> result
+                       ^                                                              |
+                       |                 tokens kept                                  v
+                       +----------------------------------------- verify drafts, find the end
+
+It owns what a client's request is (n samples under one id, their outputs); who computes what and
+when belongs to the scheduler, and arithmetic to the executor. It runs in one thread and blocks
+only in the executor. Exercised by `pytest tests/unit/core/test_engine.py tests/cpu/engine`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from time import perf_counter_ns
+from typing import TYPE_CHECKING
+
+from hasten.core.batch import BatchBuilder
+from hasten.core.latency import StepShape
+from hasten.core.messages import RequestRefused, Stats
+from hasten.core.samples import make_samples
+from hasten.core.validation import why_refused
+from hasten.core.verify import num_kept
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from hasten.core.blocks import BlockManager
+    from hasten.core.messages import AddRequest, EngineReady, TokenOutput
+    from hasten.core.plan import StepPlan
+    from hasten.core.protocols import Executor, Proposer, StepObserver
+    from hasten.core.request import FinishReason, RequestId
+    from hasten.core.samples import Sample
+    from hasten.core.scheduler import Scheduler
+    from hasten.core.validation import ModelLimits
+    from hasten.kernels.program import Capacity
+    from hasten.kernels.step import StepResult
+
+
+@dataclass(slots=True)
+class StepTimings:
+    """Nanoseconds spent in each part of all steps so far."""
+
+    num_steps: int = 0
+    schedule_ns: int = 0
+    prepare_ns: int = 0
+    model_ns: int = 0
+    output_ns: int = 0
+    update_ns: int = 0
+    propose_ns: int = 0
+
+    def reset(self) -> None:
+        for part in fields(self):
+            setattr(self, part.name, 0)
+
+
+@dataclass(slots=True, eq=False)
+class _Outcome:
+    """What one step gave one sample: the tokens at logit rows [first_row, first_row + n)."""
+
+    sample: Sample
+    tokens: list[int]
+    first_row: int
+    finish_reason: FinishReason | None
+
+
+@dataclass(slots=True)
+class EngineParts:
+    """What an engine is put together from (see `core.build`)."""
+
+    scheduler: Scheduler
+    blocks: BlockManager
+    executor: Executor
+    capacity: Capacity
+    limits: ModelLimits
+    ready: EngineReady
+    observer: StepObserver | None = None
+    proposer: Proposer | None = None
+
+
+@dataclass(slots=True)
+class _Counters:
+    num_steps: int = 0
+    num_prompt_tokens: int = 0
+    num_generated_tokens: int = 0
+    num_cached_prompt_tokens: int = 0
+
+
+class Engine:
+    """Continuous batching over one model."""
+
+    def __init__(self, parts: EngineParts) -> None:
+        self.timings = StepTimings()
+        self._parts = parts
+        self._scheduler = parts.scheduler
+        self._executor = parts.executor
+        self._limits = parts.limits
+        self._batches = BatchBuilder(parts.capacity, parts.limits.vocab_size, parts.blocks)
+        self._samples: dict[RequestId, Sample] = {}
+        self._open: dict[str, dict[int, RequestId]] = {}
+        self._arrivals = 0
+        self._counters = _Counters()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has something to do."""
+        return bool(self._samples)
+
+    def ready_message(self) -> EngineReady:
+        """What a client needs to know about this engine."""
+        return self._parts.ready
+
+    def add_request(self, request: AddRequest) -> RequestRefused | None:
+        """Queue a request. Returns the refusal, with the numbers, of one that can never run."""
+        if request.request_id in self._open:
+            return RequestRefused(
+                request_id=request.request_id,
+                field="request_id",
+                message=f"request id {request.request_id!r} is in use",
+            )
+        refused = why_refused(request, self._limits)
+        if refused is not None:
+            name, message = refused
+            return RequestRefused(request_id=request.request_id, field=name, message=message)
+        samples = make_samples(request, self._arrivals)
+        never_fits = self._scheduler.check_fits(samples[0].request)
+        if never_fits is not None:
+            return RequestRefused(request_id=request.request_id, message=never_fits)
+        self._open[request.request_id] = {
+            sample.request.sample_idx: sample.request_id for sample in samples
+        }
+        for sample in samples:
+            self._samples[sample.request_id] = sample
+            self._scheduler.add(sample.request)
+        self._arrivals += len(samples)
+        self._counters.num_prompt_tokens += len(request.prompt_token_ids)
+        return None
+
+    def abort(self, request_ids: Iterable[str], sample_idx: int | None = None) -> None:
+        """Forget requests, or one sample of each, in whatever phase; unknown ids are ignored."""
+        for external_id in request_ids:
+            for idx, request_id in list(self._open.get(external_id, {}).items()):
+                if sample_idx is None or idx == sample_idx:
+                    self._scheduler.abort(request_id)
+                    self._close(self._samples[request_id])
+
+    def abort_all(self) -> list[TokenOutput]:
+        """Abort what is open and return an output that says so for each sample."""
+        outputs = [sample.aborted_output() for sample in self._samples.values()]
+        self.abort(list(self._open))
+        return outputs
+
+    def step(self) -> list[TokenOutput]:
+        """Compute one step and return what it gave; empty when there was nothing to compute.
+
+        Raises what the executor raises; the engine is not usable afterwards.
+        """
+        timings = self.timings
+        begin = perf_counter_ns()
+        plan = self._scheduler.schedule()
+        if plan is None:
+            return []
+        planned = perf_counter_ns()
+        batch = self._batches.build(plan, self._scheduler.requests)
+        prepared = perf_counter_ns()
+        result = self._executor.execute(batch)
+        computed = perf_counter_ns()
+        if self._parts.observer is not None:
+            self._parts.observer.observe(StepShape.of(batch), (computed - prepared) * 1e-9)
+        outcomes = self._verify(plan, result)
+        outputs = [self._report(outcome, result) for outcome in outcomes]
+        reported = perf_counter_ns()
+        self._update(plan, outcomes)
+        updated = perf_counter_ns()
+        self._propose(outcomes)
+        timings.num_steps += 1
+        timings.schedule_ns += planned - begin
+        timings.prepare_ns += prepared - planned
+        timings.model_ns += computed - prepared
+        timings.output_ns += reported - computed
+        timings.update_ns += updated - reported
+        timings.propose_ns += perf_counter_ns() - updated
+        self._counters.num_steps += 1
+        return outputs
+
+    def stats(self) -> Stats:
+        """A snapshot, for metrics."""
+        scheduler, blocks, counters = self._scheduler, self._parts.blocks, self._counters
+        return Stats(
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            num_free_blocks=list(blocks.num_free_blocks),
+            num_total_blocks=list(blocks.num_usable_blocks),
+            num_preemptions=scheduler.num_preemptions,
+            num_prompt_tokens=counters.num_prompt_tokens,
+            num_generated_tokens=counters.num_generated_tokens,
+            num_cached_prompt_tokens=counters.num_cached_prompt_tokens,
+            num_recomputed_tokens=scheduler.num_recomputed_tokens,
+            num_steps=counters.num_steps,
+        )
+
+    def _verify(self, plan: StepPlan, result: StepResult) -> list[_Outcome]:
+        """What every sample that got tokens keeps of them. Collects prompt scores on the way."""
+        chosen = result.token_ids.tolist()
+        outcomes = []
+        end = 0
+        for planned in plan.requests:
+            begin, end = end, end + planned.num_logit_rows
+            if begin == end:
+                continue
+            sample = self._samples[planned.request_id]
+            request = sample.request
+            sample.collect_prompt_scores(planned, begin, result)
+            if planned.start + planned.num_tokens - planned.num_drafts < request.num_tokens:
+                continue
+            row = end - planned.num_drafts - 1
+            kept = num_kept(chosen[row:end], request.draft_token_ids[: planned.num_drafts])
+            kept, reason = sample.stop.cut(chosen[row : row + kept], request.num_output_tokens)
+            outcomes.append(_Outcome(sample, chosen[row : row + kept], row, reason))
+        return outcomes
+
+    def _report(self, outcome: _Outcome, result: StepResult) -> TokenOutput:
+        sample, tokens = outcome.sample, outcome.tokens
+        self._counters.num_generated_tokens += len(tokens)
+        if sample.num_cached_tokens is not None:
+            return sample.next_output(tokens, outcome.first_row, result, outcome.finish_reason)
+        self._counters.num_cached_prompt_tokens += sample.request.num_cached_tokens
+        return sample.first_output(tokens, outcome.first_row, result, outcome.finish_reason)
+
+    def _update(self, plan: StepPlan, outcomes: Sequence[_Outcome]) -> None:
+        self._scheduler.update(
+            plan, {outcome.sample.request_id: outcome.tokens for outcome in outcomes}
+        )
+        for outcome in outcomes:
+            if outcome.finish_reason is not None:
+                self._scheduler.finish(outcome.sample.request_id, outcome.finish_reason)
+                self._close(outcome.sample)
+
+    def _close(self, sample: Sample) -> None:
+        """The client no longer waits for this sample."""
+        request = sample.request
+        del self._samples[request.request_id]
+        opened = self._open[request.group_id]
+        del opened[request.sample_idx]
+        if not opened:
+            del self._open[request.group_id]
+        if self._parts.proposer is not None:
+            self._parts.proposer.forget(request.request_id)
+
+    def _propose(self, outcomes: Sequence[_Outcome]) -> None:
+        """Hang the next step's drafts on the requests that go on.
+
+        A draft is worth nothing where no token may follow it, so the depth stops one short of
+        `max_tokens`.
+        """
+        if self._parts.proposer is None:
+            return
+        requests = [outcome.sample.request for outcome in outcomes if outcome.finish_reason is None]
+        depths = [request.max_total_tokens - request.num_tokens - 1 for request in requests]
+        proposed = self._parts.proposer.propose(requests, depths)
+        for request, depth, drafts in zip(requests, depths, proposed, strict=True):
+            request.draft_token_ids = list(drafts[:depth])

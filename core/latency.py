@@ -1,0 +1,303 @@
+"""How long a step takes: one function that every load decision asks.
+
+    step_time(shape) = body(num_tokens) + head(num_logit_rows) + request_s * num_requests
+                     + kv_s * kv_tokens_read + pair_s * query_key_pairs
+
+`body` and `head` are measured points joined by lines, because kernels work in tiles and costs are
+staircases, not slopes. All are profiled when the engine starts and refitted while it runs, from
+medians and with hysteresis, for on a busy machine a single step says little.
+
+Pure: it reads no clock; measured seconds are arguments. Exercised by
+`pytest tests/unit/core/test_latency.py`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict, deque
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hasten.kernels.step import StepBatch
+
+REFIT_EVERY = 32
+"""Observed steps between two refits."""
+WINDOW = 15
+"""Observations kept per size of step; the median of at least `MIN_SAMPLES` of them counts."""
+MIN_SAMPLES = 5
+HYSTERESIS = 0.05
+"""A refit moves an estimate only when it is off by more than this share."""
+EXACT_UP_TO = 64
+"""Steps of up to this many tokens are told apart exactly, larger ones to an eighth of an octave."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """What a step costs by. Tokens of several requests add up."""
+
+    num_tokens: int
+    num_logit_rows: int
+    kv_tokens_read: int
+    query_key_pairs: int
+    num_requests: int
+
+    @classmethod
+    def of(cls, batch: StepBatch) -> StepShape:
+        return cls(
+            num_tokens=batch.num_tokens,
+            num_logit_rows=batch.num_logit_rows,
+            kv_tokens_read=int(batch.seq_lens.sum()),
+            query_key_pairs=int(batch.positions.sum()) + batch.num_tokens,
+            num_requests=batch.num_requests,
+        )
+
+    def with_chunk(self, start: int, num_tokens: int, num_logit_rows: int = 0) -> StepShape:
+        """This step and tokens [start, start + num_tokens) of one more request."""
+        return StepShape(
+            self.num_tokens + num_tokens,
+            self.num_logit_rows + num_logit_rows,
+            self.kv_tokens_read + start + num_tokens,
+            self.query_key_pairs + num_tokens * start + num_tokens * (num_tokens + 1) // 2,
+            self.num_requests + 1,
+        )
+
+
+EMPTY_STEP = StepShape(0, 0, 0, 0, 0)
+
+
+class Curve:
+    """Seconds as a function of a count: known points, joined by lines; 0 at 0."""
+
+    def __init__(self) -> None:
+        self._counts = [0]
+        self._seconds = [0.0]
+
+    def __len__(self) -> int:
+        """How many points are known beside the origin."""
+        return len(self._counts) - 1
+
+    def set(self, count: int, seconds: float) -> None:
+        i = bisect_left(self._counts, count)
+        if i < len(self._counts) and self._counts[i] == count:
+            self._seconds[i] = seconds
+        else:
+            self._counts.insert(i, count)
+            self._seconds.insert(i, seconds)
+
+    def at(self, count: int) -> float:
+        """Interpolated; beyond the last point the last segment is prolonged."""
+        counts, seconds = self._counts, self._seconds
+        i = bisect_left(counts, count)
+        if i < len(counts) and counts[i] == count:
+            return seconds[i]
+        if len(counts) == 1:
+            return 0.0
+        i = min(i, len(counts) - 1)
+        slope = (seconds[i] - seconds[i - 1]) / (counts[i] - counts[i - 1])
+        return seconds[i - 1] + max(slope, 0.0) * (count - counts[i - 1])
+
+
+class StepTimeModel:
+    """The step-time function of one engine, fitted to what was measured."""
+
+    def __init__(self) -> None:
+        self.body = Curve()
+        self.head = Curve()
+        self.request_s = 0.0
+        self.kv_s = 0.0
+        self.pair_s = 0.0
+        self._observed: dict[int, deque[tuple[StepShape, float]]] = defaultdict(
+            lambda: deque(maxlen=WINDOW)
+        )
+        self._num_observed = 0
+
+    def step_time(self, shape: StepShape) -> float:
+        """Predicted seconds."""
+        return self.body.at(shape.num_tokens) + self._beside_body(shape)
+
+    def observe(self, shape: StepShape, seconds: float) -> None:
+        """Learn from one step; every few steps the estimates move."""
+        self._observed[_size_class(shape.num_tokens)].append((shape, seconds))
+        self._num_observed += 1
+        if self._num_observed % REFIT_EVERY == 0:
+            self._refit_attention()
+            self._refit_body()
+
+    def _beside_body(self, shape: StepShape) -> float:
+        return (
+            self.head.at(shape.num_logit_rows)
+            + self.request_s * shape.num_requests
+            + self._attention(shape)
+        )
+
+    def _attention(self, shape: StepShape) -> float:
+        return self.kv_s * shape.kv_tokens_read + self.pair_s * shape.query_key_pairs
+
+    def _refit_attention(self) -> None:
+        """Scale both attention costs by the slope of seconds over predicted seconds.
+
+        Steps of one size differ in little but their contexts, so the slope is taken within sizes:
+        the median over steps of (deviation in seconds) / (deviation in prediction). Source: the
+        Theil-Sen estimator, against each size's medians instead of all pairs.
+        """
+        slopes = []
+        for steps in self._observed.values():
+            if len(steps) < MIN_SAMPLES:
+                continue
+            predicted = [self._attention(shape) for shape, _ in steps]
+            middle, middle_s = median(predicted), median(seconds for _, seconds in steps)
+            for x, (_, seconds) in zip(predicted, steps, strict=True):
+                # Deviations lost in the noise of a step say nothing about the slope.
+                if abs(x - middle) > HYSTERESIS * middle_s:
+                    slopes.append((seconds - middle_s) / (x - middle))
+        if len(slopes) >= MIN_SAMPLES:
+            scale = median(slopes)
+            if scale > 0 and abs(scale - 1) > HYSTERESIS:
+                self.kv_s *= scale
+                self.pair_s *= scale
+
+    def _refit_body(self) -> None:
+        for size, steps in self._observed.items():
+            if len(steps) < MIN_SAMPLES:
+                continue
+            seconds = median(taken - self._beside_body(shape) for shape, taken in steps)
+            total = median(taken for _, taken in steps)
+            if abs(seconds - self.body.at(size)) > HYSTERESIS * total:
+                self.body.set(size, max(seconds, 0.0))
+
+
+def profile(
+    measure: Callable[[StepShape], float], max_shape: StepShape, max_model_len: int, budget_s: float
+) -> StepTimeModel:
+    """A first model from steps that `measure` runs, in about `budget_s` seconds of them.
+
+    `max_shape` bounds tokens, logit rows and requests of a step. Sizes come in order of use:
+    what does not fit the budget is extrapolated and learnt while serving.
+    """
+    return _Profiler(measure, max_shape, max_model_len, budget_s).run()
+
+
+class _Profiler:
+    """The measuring plan of `profile`."""
+
+    def __init__(
+        self,
+        measure: Callable[[StepShape], float],
+        max_shape: StepShape,
+        max_model_len: int,
+        budget_s: float,
+    ) -> None:
+        self._measure = measure
+        self._max = max_shape
+        self._context = max(0, min(max_model_len // 2, 1024))
+        self._left_s = budget_s
+        self._model = StepTimeModel()
+
+    def run(self) -> StepTimeModel:
+        model = self._model
+        self._time(EMPTY_STEP.with_chunk(0, 1, 1))  # the first step of all warms caches
+        model.body.set(1, self._time(EMPTY_STEP.with_chunk(0, 1)))
+        self._measure_head()
+        self._measure_attention()
+        for count in (8, 64, 2, 4, 16, 32, 256, 128, 3, 6, 12, 24, 48, 512, 1024, 2048):
+            self._measure_body(count)
+            if count == 8:
+                self._measure_requests(count)
+        return model
+
+    def _time(self, shape: StepShape) -> float:
+        """The median of three runs, or one where three would be dear."""
+        first = self._measure(shape)
+        runs = [first]
+        if first < self._left_s / 20:
+            runs += [self._measure(shape), self._measure(shape)]
+        self._left_s -= sum(runs)
+        return median(runs)
+
+    def _affordable(self, shape: StepShape) -> bool:
+        return self._model.step_time(shape) <= self._left_s
+
+    def _measure_body(self, count: int) -> None:
+        shape = EMPTY_STEP.with_chunk(0, count)
+        if count <= self._max.num_tokens and self._affordable(shape):
+            seconds = self._time(shape) - self._model.pair_s * shape.query_key_pairs
+            self._model.body.set(count, max(seconds, self._model.body.at(1)))
+
+    def _measure_head(self) -> None:
+        for count in (1, 4, 16):
+            if count > min(self._max.num_tokens, self._max.num_logit_rows):
+                return
+            without, with_rows = (EMPTY_STEP.with_chunk(0, count, rows) for rows in (0, count))
+            if self._affordable(with_rows):
+                base = self._time(without)
+                self._model.head.set(count, max(self._time(with_rows) - base, 0.0))
+                self._model.body.set(count, base)
+
+    def _measure_attention(self) -> None:
+        """Two lengths of context under one query, then under many, tell kv_s and pair_s apart."""
+        if self._context == 0:
+            return
+        many = min(16, self._max.num_tokens)
+        one = self._extra(1) / self._context
+        if many == 1:
+            self._model.kv_s = one
+            return
+        per_key = self._extra(many) / self._context
+        self._model.pair_s = max((per_key - one) / (many - 1), 0.0)
+        self._model.kv_s = max(one - self._model.pair_s, 0.0)
+
+    def _extra(self, num_tokens: int) -> float:
+        """Seconds that a context adds to a chunk of `num_tokens`; never quite zero."""
+        near = self._time(EMPTY_STEP.with_chunk(0, num_tokens))
+        far = self._time(EMPTY_STEP.with_chunk(self._context, num_tokens))
+        return max(far - near, 1e-9 * self._context)
+
+    def _measure_requests(self, count: int) -> None:
+        count = min(count, self._max.num_requests, self._max.num_tokens)
+        shape = EMPTY_STEP
+        for _ in range(count):
+            shape = shape.with_chunk(0, 1)
+        if count > 1 and self._affordable(shape):
+            extra = self._time(shape) - self._model.body.at(count)
+            self._model.request_s = max(extra / count, 0.0)
+
+
+@dataclass(slots=True)
+class ItlBudget:
+    """Cuts prompts so that predicted steps stay under a target while requests decode.
+
+    A prompt always gets at least `min_chunk` tokens, so that a target no step can meet slows
+    prompts down and starves none.
+    """
+
+    model: StepTimeModel
+    target_s: float
+    min_chunk: int
+
+    def max_chunk(self, step: StepShape, start: int, wanted: int) -> int:
+        """How many of `wanted` tokens from `start` a step holding `step` may still take."""
+        if self._fits(step, start, wanted):
+            return wanted
+        low, high = min(self.min_chunk, wanted), wanted
+        while low < high - 1:
+            middle = (low + high) // 2
+            if self._fits(step, start, middle):
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def _fits(self, step: StepShape, start: int, num_tokens: int) -> bool:
+        return self.model.step_time(step.with_chunk(start, num_tokens, 1)) <= self.target_s
+
+
+def _size_class(num_tokens: int) -> int:
+    """Which steps count as equally large: a number of tokens that stands for all of them."""
+    if num_tokens <= EXACT_UP_TO:
+        return num_tokens
+    grain = 1 << (num_tokens.bit_length() - 4)
+    return (num_tokens + grain // 2) // grain * grain

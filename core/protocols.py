@@ -1,0 +1,48 @@
+"""What the engine loop calls but does not implement: the executor and the optional features.
+
+`core` knows no proposer by name; whoever builds an engine hands the objects in. Exercised with
+scripted implementations by `pytest tests/unit/core/test_engine.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hasten.core.latency import StepShape
+    from hasten.core.request import Request, RequestId
+    from hasten.kernels.step import StepBatch, StepResult
+
+
+class Executor(Protocol):
+    """Runs one step of the model, on whatever devices it was built for."""
+
+    def execute(self, batch: StepBatch) -> StepResult:
+        """Compute one step. The result's arrays are valid until the next call."""
+        ...
+
+
+class StepObserver(Protocol):
+    """Told what each step was and how long the executor took for it (the step-time model)."""
+
+    def observe(self, shape: StepShape, seconds: float) -> None: ...
+
+
+class Proposer(Protocol):
+    """Guesses the next tokens of requests. A wrong guess costs time and never changes a token."""
+
+    def propose(
+        self, requests: Sequence[Request], max_depths: Sequence[int]
+    ) -> Sequence[Sequence[int]]:
+        """At most `max_depths[i]` drafts for `requests[i]`; fewer, or none, is always allowed.
+
+        Called after each step with the requests that got a token in it and go on; their
+        `token_ids` hold it already. Must not modify the requests.
+        """
+        ...
+
+    def forget(self, request_id: RequestId) -> None:
+        """The request has ended: drop what is kept for it. Unknown ids are ignored."""
+        ...

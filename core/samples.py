@@ -1,0 +1,116 @@
+"""One sample that a client waits for, and the outputs that report on it.
+
+Exercised by `pytest tests/unit/core/test_engine.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+from hasten.core.batch import scored_prompt_tokens
+from hasten.core.messages import PositionLogprobs, TokenOutput
+from hasten.core.request import FinishReason, Request, RequestId
+from hasten.core.verify import StopRule
+
+if TYPE_CHECKING:
+    from hasten.core.messages import AddRequest
+    from hasten.core.plan import PlannedRequest
+    from hasten.kernels.step import StepResult
+
+
+@dataclass(slots=True, eq=False)
+class Sample:
+    """A request of the scheduler together with what its client has been told.
+
+    `num_cached_tokens` is as of the first output and None before it: a preempted request finds
+    its own blocks in the cache, which is nothing to report.
+    """
+
+    request: Request
+    stop: StopRule
+    prompt_logprobs: list[PositionLogprobs | None] | None
+    num_cached_tokens: int | None = None
+
+    @property
+    def request_id(self) -> RequestId:
+        return self.request.request_id
+
+    def collect_prompt_scores(
+        self, planned: PlannedRequest, first_row: int, result: StepResult
+    ) -> None:
+        """Keep the prompt's log-probabilities that this step computed, if they are wanted."""
+        num_top = self.request.params.prompt_logprobs
+        if self.prompt_logprobs is None or num_top is None:
+            return
+        scored = scored_prompt_tokens(planned, self.request)
+        for row, idx in enumerate(scored, start=first_row):
+            self.prompt_logprobs[idx] = _logprobs_at(result, row, num_top)
+
+    def first_output(
+        self, tokens: list[int], first_row: int, result: StepResult, reason: FinishReason | None
+    ) -> TokenOutput:
+        """The output that carries the prompt's log-probabilities and the cache's help."""
+        self.num_cached_tokens = self.request.num_cached_tokens
+        output = self.next_output(tokens, first_row, result, reason)
+        return msgspec.structs.replace(output, prompt_logprobs=self.prompt_logprobs)
+
+    def next_output(
+        self, tokens: list[int], first_row: int, result: StepResult, reason: FinishReason | None
+    ) -> TokenOutput:
+        """`tokens` are those that logit rows `first_row` and following chose."""
+        num_top = self.request.params.logprobs
+        logprobs = None
+        if num_top is not None:
+            rows = range(first_row, first_row + len(tokens))
+            logprobs = [_logprobs_at(result, row, num_top) for row in rows]
+        return TokenOutput(
+            request_id=self.request.group_id,
+            sample_idx=self.request.sample_idx,
+            token_ids=tokens,
+            logprobs=logprobs,
+            finish_reason=None if reason is None else reason.value,
+            stop_token_id=tokens[-1] if reason is FinishReason.STOP else None,
+            num_cached_tokens=self.num_cached_tokens or 0,
+        )
+
+    def aborted_output(self) -> TokenOutput:
+        return TokenOutput(
+            request_id=self.request.group_id,
+            sample_idx=self.request.sample_idx,
+            token_ids=[],
+            finish_reason=FinishReason.ABORT.value,
+            num_cached_tokens=self.num_cached_tokens or 0,
+        )
+
+
+def make_samples(added: AddRequest, first_arrival: int) -> list[Sample]:
+    """The n samples of a client's request; the prompt is scored by sample 0 alone."""
+    params = added.params
+    unscored = msgspec.structs.replace(params, prompt_logprobs=None) if params.n > 1 else params
+    prompt = tuple(added.prompt_token_ids)
+    stop = StopRule(params.terminal_token_ids, params.max_tokens)
+    samples = []
+    for idx in range(params.n):
+        request = Request(
+            request_id=RequestId(f"{added.request_id}/{idx}"),
+            group_id=added.request_id,
+            prompt_token_ids=prompt,
+            params=unscored if idx else params,
+            arrival=first_arrival + idx,
+            sample_idx=idx,
+            priority=added.priority,
+            cache_extra=added.cache_salt.encode(),
+        )
+        scored = request.params.prompt_logprobs is not None
+        samples.append(Sample(request, stop, [None] * len(prompt) if scored else None))
+    return samples
+
+
+def _logprobs_at(result: StepResult, row: int, num_top: int) -> PositionLogprobs:
+    return PositionLogprobs(
+        float(result.logprobs[row]),
+        result.top_ids[row, :num_top].tolist(),
+        result.top_logprobs[row, :num_top].tolist(),
+    )
