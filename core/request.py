@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import NewType
 
 from hasten.core.params import GenerationParams
+from hasten.core.prefix_hash import BlockHash
 
 RequestId = NewType("RequestId", str)
 
@@ -38,7 +39,10 @@ class Request:
     """One sample. The scheduler moves `num_computed_tokens` towards `num_tokens`.
 
     `arrival` is the engine-wide order of arrival (never changes, also across preemption).
-    `cache_extra` goes into the hash of every block (salt, adapter id).
+    A lower `priority` is served earlier. `cache_extra` goes into the hash of every block (salt,
+    adapter id). `num_cached_tokens` is what the prefix cache spared it when it was first let in.
+    `block_hashes` belongs to the block manager: the hash chain of its full blocks, as far as it
+    was needed yet; tokens are only ever appended, so it stays valid across preemption.
     """
 
     request_id: RequestId
@@ -54,6 +58,9 @@ class Request:
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    num_tokens_at_preemption: int = 0
+    num_computed_at_preemption: int = 0
+    block_hashes: list[BlockHash] = field(default_factory=list)
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
 
@@ -79,6 +86,19 @@ class Request:
     @property
     def output_token_ids(self) -> list[int]:
         return self.token_ids[len(self.prompt_token_ids) :]
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the tokens it computes now want logits at every position, to be scored.
+
+        Only until its first output: a prompt recomputed after that was delivered already.
+        """
+        return self.params.prompt_logprobs is not None and self.num_output_tokens == 0
+
+    @property
+    def uses_prefix_cache(self) -> bool:
+        """Scored prompts are computed whole, in blocks of their own that nobody else may see."""
+        return self.params.prompt_logprobs is None
 
     @property
     def max_total_tokens(self) -> int:

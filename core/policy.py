@@ -1,0 +1,117 @@
+"""Who comes first, and how much prefill a step may hold: the objects that steer the scheduler.
+
+Terms: a request's *order* ranks the waiting; its *level* is its class in preemption, and only
+requests of the least urgent level present lose their blocks. Both are asked of the policy and may
+depend on anything it knows (deadlines, shares per key); the scheduler depends on none of it.
+
+Not here: which request loses its blocks (`core.preemption`), when (`core.scheduler`).
+Exercised by `pytest tests/unit/core/test_policy.py`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hasten.core.latency import StepShape
+    from hasten.core.request import Request, RequestId
+
+OrderKey = tuple[Any, ...]
+"""Numbers, and a request id at last: comparable within one policy."""
+
+
+class QueuePolicy(Protocol):
+    """Order of the waiting, and levels for preemption."""
+
+    def order(self, request: Request) -> tuple[float, ...]:
+        """Asked whenever the request starts to wait; the smallest goes first.
+
+        Requests of equal order go by arrival. All tuples of one policy have the same length.
+        """
+        ...
+
+    def level(self, request: Request) -> int:
+        """Class in preemption: 0 and below are the most urgent, constant for a request."""
+        ...
+
+
+class FirstComeFirstServed:
+    """Arrival alone decides."""
+
+    def order(self, request: Request) -> tuple[float, ...]:  # noqa: ARG002 (the protocol's)
+        return ()
+
+    def level(self, request: Request) -> int:  # noqa: ARG002 (the protocol's)
+        return 0
+
+
+class PriorityFirst:
+    """`Request.priority` decides, the lowest number first; arrival among equals."""
+
+    def order(self, request: Request) -> tuple[float, ...]:
+        return (request.priority,)
+
+    def level(self, request: Request) -> int:
+        return request.priority
+
+
+def queue_policy(name: str) -> QueuePolicy:
+    """The policy that `--scheduling-policy` calls `name`. Raises ValueError for another name."""
+    policies: dict[str, type[QueuePolicy]] = {
+        "fcfs": FirstComeFirstServed,
+        "priority": PriorityFirst,
+    }
+    if name not in policies:
+        raise ValueError(f"unknown scheduling policy {name!r}; there are: {', '.join(policies)}")
+    return policies[name]()
+
+
+class StepBudget(Protocol):
+    """Bounds the prefill of a step that also decodes (`latency.ItlBudget`)."""
+
+    def max_chunk(self, step: StepShape, start: int, wanted: int) -> int:
+        """How many of a prompt's next `wanted` tokens, from `start`, fit beside `step`.
+
+        An answer below `wanted` says that the step is full.
+        """
+        ...
+
+
+class WaitingQueue:
+    """The waiting requests in the policy's order."""
+
+    def __init__(self, policy: QueuePolicy) -> None:
+        self._policy = policy
+        self._entries: list[tuple[OrderKey, Request]] = []
+        self._keys: dict[RequestId, OrderKey] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Request]:
+        return (request for _, request in self._entries)
+
+    def __contains__(self, request: Request) -> bool:
+        return request.request_id in self._keys
+
+    def head(self) -> Request | None:
+        """The next request, left in its place; None when nobody waits."""
+        return self._entries[0][1] if self._entries else None
+
+    def push(self, request: Request) -> None:
+        """Line up where the policy says. Raises ValueError when it waits already."""
+        if request in self:
+            raise ValueError(f"request {request.request_id} waits already")
+        order = self._policy.order(request)
+        key: OrderKey = (*order, request.arrival, request.sample_idx, request.request_id)
+        self._keys[request.request_id] = key
+        insort(self._entries, (key, request), key=itemgetter(0))
+
+    def remove(self, request: Request) -> None:
+        """Leave the queue. Raises KeyError when it does not wait."""
+        key = self._keys.pop(request.request_id)
+        del self._entries[bisect_left(self._entries, key, key=itemgetter(0))]
