@@ -1,0 +1,222 @@
+"""Loading a model: from a reference to configuration and weights.
+
+`read_model_info` reads headers and JSON only (milliseconds); `load_model` also brings the weights.
+Neither imports torch or transformers. Exercised by `pytest tests/unit/loading tests/cpu/models`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hasten.core.loading.errors import LoadError
+from hasten.core.loading.fields import Fields, read_json
+from hasten.core.loading.fingerprint import fingerprint
+from hasten.core.loading.gguf_config import read_gguf_config
+from hasten.core.loading.gguf_file import GGUFFile, open_gguf
+from hasten.core.loading.gguf_source import GGUFSource
+from hasten.core.loading.hf_config import read_hf_config
+from hasten.core.loading.locate import ModelLocation, locate_model
+from hasten.core.loading.safetensors_files import (
+    SafetensorsFiles,
+    SafetensorsSource,
+    open_safetensors,
+)
+from hasten.core.loading.source import read_weights
+from hasten.core.models import DecoderConfig, build_program, weight_specs
+from hasten.core.models.weights import EMBED_KEY, LM_HEAD_KEY
+from hasten.kernels.dtypes import DType
+from hasten.kernels.program import Program, WeightName
+from hasten.kernels.weights import DenseWeight, StackedWeight, Weight
+from hasten.quant.grouped_int import LOAD_TIME_SCHEMES
+
+logger = logging.getLogger(__name__)
+
+ROTARY_BUFFER = ".rotary_emb.inv_freq"
+"""A constant that old exports of Llama stored among the weights of each layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What is known of a model without its weights.
+
+    `generation_defaults` are the sampling parameters that the model's authors recommend, by the
+    names of `GenerationParams`; `eos_token_ids` end an answer.
+    """
+
+    name: str
+    path: Path
+    config: DecoderConfig
+    eos_token_ids: tuple[int, ...]
+    generation_defaults: Mapping[str, float | int]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in memory (mapped where no conversion was needed).
+
+    `content_hash` identifies the weights (see `fingerprint`) and how they were quantised.
+    """
+
+    info: ModelInfo
+    weights: Mapping[WeightName, Weight]
+    content_hash: str
+
+    @property
+    def name(self) -> str:
+        return self.info.name
+
+    @property
+    def config(self) -> DecoderConfig:
+        return self.info.config
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return self.info.eos_token_ids
+
+    @property
+    def generation_defaults(self) -> Mapping[str, float | int]:
+        return self.info.generation_defaults
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all weights together."""
+        return sum(weight.num_bytes for weight in self.weights.values())
+
+    def build_program(self, activation_dtype: DType, kv_dtype: DType) -> Program:
+        """The model's step, recorded for activations and a KV cache of these types."""
+        return build_program(self.config, activation_dtype, kv_dtype)
+
+
+def read_model_info(reference: str) -> ModelInfo:
+    """What is known of the model `reference` from its headers. Raises LoadError."""
+    location = locate_model(reference)
+    if location.is_gguf:
+        return _gguf_info(location, open_gguf(location.path))
+    return _directory_info(location)
+
+
+def load_model(reference: str, *, quantization: str | None = None) -> LoadedModel:
+    """Load `embedded`, a Hugging Face directory or a .gguf file.
+
+    `quantization` ("int4", "int8") converts the linear layers, but not the embedding and the head,
+    of a model whose weights are not quantised yet. Raises LoadError, with one line that names the
+    file, tensor, field or option concerned.
+    """
+    _check_quantization(quantization)
+    location = locate_model(reference)
+    model = _load_gguf(location) if location.is_gguf else _load_directory(location)
+    return model if quantization is None else _quantize(model, quantization)
+
+
+def _load_gguf(location: ModelLocation) -> LoadedModel:
+    file = open_gguf(location.path)
+    info = _gguf_info(location, file)
+    weights = read_weights(weight_specs(info.config), GGUFSource(file, info.config))
+    content_hash = fingerprint((file.header,), (tensor.raw for tensor in file.tensors.values()))
+    return LoadedModel(info, weights, content_hash)
+
+
+def _gguf_info(location: ModelLocation, file: GGUFFile) -> ModelInfo:
+    fields = Fields(file.metadata, str(file.path))
+    keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
+    eos = dict.fromkeys(fields.integer(key, minimum=0) for key in keys if key in fields)
+    config = read_gguf_config(file)
+    return ModelInfo(location.name, location.path, config, _checked_eos(tuple(eos), config), {})
+
+
+def _load_directory(location: ModelLocation) -> LoadedModel:
+    info = _directory_info(location)
+    files = open_safetensors(location.path)
+    source = SafetensorsSource(files, _ignored_tensors(files, info.config))
+    weights = read_weights(weight_specs(info.config), source)
+    headers = ((location.path / "config.json").read_bytes(), *files.headers)
+    content_hash = fingerprint(headers, (stored.raw for stored in files.tensors.values()))
+    return LoadedModel(info, weights, content_hash)
+
+
+def _directory_info(location: ModelLocation) -> ModelInfo:
+    config_path = location.path / "config.json"
+    fields = read_json(config_path)
+    if "quantization_config" in fields:
+        raise fields.error("quantization_config", "is present; such checkpoints are not supported")
+    config = read_hf_config(fields)
+    generation_path = location.path / "generation_config.json"
+    generation = (
+        read_json(generation_path)
+        if generation_path.is_file()
+        else Fields({}, str(generation_path))
+    )
+    owner = generation if "eos_token_id" in generation else fields
+    eos = owner.integers("eos_token_id") if "eos_token_id" in owner else ()
+    return ModelInfo(
+        location.name,
+        location.path,
+        config,
+        _checked_eos(eos, config),
+        _generation_defaults(generation),
+    )
+
+
+def _checked_eos(eos_token_ids: tuple[int, ...], config: DecoderConfig) -> tuple[int, ...]:
+    """Without ids outside the vocabulary, which nothing could ever choose."""
+    known = tuple(idx for idx in eos_token_ids if 0 <= idx < config.vocab_size)
+    if len(known) < len(eos_token_ids):
+        logger.warning("eos_token_id %s: not all are in the vocabulary", list(eos_token_ids))
+    return known
+
+
+def _generation_defaults(fields: Fields) -> dict[str, float | int]:
+    found: dict[str, float | int] = {}
+    for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
+        if name in fields:
+            found[name] = fields.number(name, above=-1.0)
+    if "top_k" in fields:
+        found["top_k"] = fields.integer("top_k", minimum=0)
+    return found
+
+
+def _ignored_tensors(files: SafetensorsFiles, config: DecoderConfig) -> frozenset[str]:
+    """Tensors that say nothing new: rotary constants, and a tied head stored a second time.
+
+    Raises LoadError when the stored head differs from the embedding it is said to be.
+    """
+    ignored = {key for key in files.tensors if key.endswith(ROTARY_BUFFER)}
+    head, embed = files.tensors.get(LM_HEAD_KEY), files.tensors.get(EMBED_KEY)
+    if config.tie_word_embeddings and head is not None and embed is not None:
+        if head.raw.tobytes() != embed.raw.tobytes():
+            raise LoadError(
+                f"{head.path}: tensor {LM_HEAD_KEY!r} differs from the embedding, "
+                "though field 'tie_word_embeddings' is true"
+            )
+        ignored.add(LM_HEAD_KEY)
+    return frozenset(ignored)
+
+
+def _check_quantization(quantization: str | None) -> None:
+    if quantization is not None and quantization not in LOAD_TIME_SCHEMES:
+        raise LoadError(
+            f"--quantization {quantization} is not supported; "
+            f"supported: {', '.join(LOAD_TIME_SCHEMES)}"
+        )
+
+
+def _quantize(model: LoadedModel, quantization: str) -> LoadedModel:
+    weights = dict(model.weights)
+    for spec in weight_specs(model.config):
+        if spec.quantizable:
+            weights[spec.name] = _quantize_weight(spec.name, weights[spec.name], quantization)
+    return LoadedModel(model.info, weights, f"{model.content_hash}-{quantization}")
+
+
+def _quantize_weight(name: WeightName, weight: Weight, quantization: str) -> Weight:
+    if isinstance(weight, StackedWeight) or not isinstance(weight, DenseWeight):
+        raise LoadError(
+            f"--quantization {quantization}: weight {name!r} is quantised in the file already"
+        )
+    try:
+        return LOAD_TIME_SCHEMES[quantization](weight)
+    except ValueError as error:
+        raise LoadError(f"--quantization {quantization}: weight {name!r}: {error}") from error

@@ -1,0 +1,15 @@
+"""Models as data: a configuration, the weights it needs, and the program it records."""
+
+from hasten.core.models.config import DecoderConfig
+from hasten.core.models.decoder import build_program, kv_groups, kv_layers
+from hasten.core.models.weights import TensorSpec, WeightSpec, weight_specs
+
+__all__ = [
+    "DecoderConfig",
+    "TensorSpec",
+    "WeightSpec",
+    "build_program",
+    "kv_groups",
+    "kv_layers",
+    "weight_specs",
+]
