@@ -106,7 +106,7 @@ class BatchBuilder:
         if RowEdits.needed_by(request.params):
             self._edits[slot] = RowEdits(request)
         self._scoring.discard(slot)
-        if request.params.prompt_logprobs is not None:
+        if request.scores_prompt:
             self._scoring.add(slot)
 
     def _logit_rows(self, counts: list[int], query_starts: I32, table_rows: I32) -> tuple[I32, I32]:
@@ -167,21 +167,18 @@ class BatchBuilder:
         requests: Mapping[RequestId, Request],
         sampling: SamplingRows,
     ) -> None:
-        """Rows whose next token is known take it; those within the prompt report on it."""
+        """Rows in a prompt that is scored take its next token instead of choosing one."""
         sampling.target_ids = sampling.target_ids.copy()
         end = 0
         for p in planned:
             row, end = end, end + p.num_logit_rows
             request = requests[p.request_id]
-            num_logprobs = request.params.prompt_logprobs
-            if num_logprobs is None or row == end:
+            if row == end or not request.scores_prompt:
                 continue
-            first = p.start + p.num_tokens - p.num_logit_rows + 1
-            known = request.token_ids[first : first + p.num_logit_rows]
-            sampling.target_ids[row : row + len(known)] = known
-            sampling.num_logprobs[row : row + len(known)] = -1
-            num_scored = len(scored_prompt_tokens(p, request))
-            sampling.num_logprobs[row : row + num_scored] = num_logprobs
+            scored = scored_prompt_tokens(p, request)
+            rows = slice(row, row + len(scored))
+            sampling.target_ids[rows] = request.token_ids[scored.start : scored.stop]
+            sampling.num_logprobs[rows] = request.params.prompt_logprobs or 0
 
     def _edit_rows(
         self,

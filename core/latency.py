@@ -2,6 +2,7 @@
 
     step_time(shape) = body(num_tokens) + head(num_logit_rows) + request_s * num_requests
                      + kv_s * kv_tokens_read + pair_s * query_key_pairs
+                     + drafter_pass_s * drafter_passes
 
 `body` and `head` are measured points joined by lines, because kernels work in tiles and costs are
 staircases, not slopes. All are profiled when the engine starts and refitted while it runs, from
@@ -19,6 +20,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
+import msgspec
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -35,15 +38,19 @@ EXACT_UP_TO = 64
 """Steps of up to this many tokens are told apart exactly, larger ones to an eighth of an octave."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepShape:
-    """What a step costs by. Tokens of several requests add up."""
+class StepShape(msgspec.Struct, frozen=True, gc=False):
+    """What a step costs by: counts, summed over its requests.
+
+    `kv_tokens_read` are the tokens whose K and V attention reads; in `query_key_pairs` every
+    computed token counts each token that it may attend to.
+    """
 
     num_tokens: int
     num_logit_rows: int
     kv_tokens_read: int
     query_key_pairs: int
     num_requests: int
+    drafter_passes: int = 0
 
     @classmethod
     def of(cls, batch: StepBatch) -> StepShape:
@@ -63,6 +70,7 @@ class StepShape:
             self.kv_tokens_read + start + num_tokens,
             self.query_key_pairs + num_tokens * start + num_tokens * (num_tokens + 1) // 2,
             self.num_requests + 1,
+            self.drafter_passes,
         )
 
 
@@ -102,7 +110,10 @@ class Curve:
 
 
 class StepTimeModel:
-    """The step-time function of one engine, fitted to what was measured."""
+    """The step-time function of one engine, fitted to what was measured.
+
+    `drafter_pass_s` is 0 until whoever adds a drafter has measured one of its passes.
+    """
 
     def __init__(self) -> None:
         self.body = Curve()
@@ -110,6 +121,7 @@ class StepTimeModel:
         self.request_s = 0.0
         self.kv_s = 0.0
         self.pair_s = 0.0
+        self.drafter_pass_s = 0.0
         self._observed: dict[int, deque[tuple[StepShape, float]]] = defaultdict(
             lambda: deque(maxlen=WINDOW)
         )
@@ -131,6 +143,7 @@ class StepTimeModel:
         return (
             self.head.at(shape.num_logit_rows)
             + self.request_s * shape.num_requests
+            + self.drafter_pass_s * shape.drafter_passes
             + self._attention(shape)
         )
 
@@ -279,7 +292,7 @@ class ItlBudget:
     min_chunk: int
 
     def max_chunk(self, step: StepShape, start: int, wanted: int) -> int:
-        """How many of `wanted` tokens from `start` a step holding `step` may still take."""
+        """How many of a prompt's next `wanted` tokens, from `start`, fit beside `step`."""
         if self._fits(step, start, wanted):
             return wanted
         low, high = min(self.min_chunk, wanted), wanted

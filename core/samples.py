@@ -15,6 +15,8 @@ from hasten.core.request import FinishReason, Request, RequestId
 from hasten.core.verify import StopRule
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hasten.core.messages import AddRequest
     from hasten.core.plan import PlannedRequest
     from hasten.kernels.step import StepResult
@@ -42,7 +44,7 @@ class Sample:
     ) -> None:
         """Keep the prompt's log-probabilities that this step computed, if they are wanted."""
         num_top = self.request.params.prompt_logprobs
-        if self.prompt_logprobs is None or num_top is None:
+        if self.prompt_logprobs is None or num_top is None or not self.request.scores_prompt:
             return
         scored = scored_prompt_tokens(planned, self.request)
         for row, idx in enumerate(scored, start=first_row):
@@ -86,9 +88,8 @@ class Sample:
 
 
 def make_samples(added: AddRequest, first_arrival: int) -> list[Sample]:
-    """The n samples of a client's request; the prompt is scored by sample 0 alone."""
+    """The n samples of a client's request."""
     params = added.params
-    unscored = msgspec.structs.replace(params, prompt_logprobs=None) if params.n > 1 else params
     prompt = tuple(added.prompt_token_ids)
     stop = StopRule(params.terminal_token_ids, params.max_tokens)
     samples = []
@@ -97,15 +98,18 @@ def make_samples(added: AddRequest, first_arrival: int) -> list[Sample]:
             request_id=RequestId(f"{added.request_id}/{idx}"),
             group_id=added.request_id,
             prompt_token_ids=prompt,
-            params=unscored if idx else params,
+            params=params,
             arrival=first_arrival + idx,
             sample_idx=idx,
             priority=added.priority,
             cache_extra=added.cache_salt.encode(),
         )
-        scored = request.params.prompt_logprobs is not None
-        samples.append(Sample(request, stop, [None] * len(prompt) if scored else None))
+        samples.append(Sample(request, stop, _unscored(prompt) if request.scores_prompt else None))
     return samples
+
+
+def _unscored(prompt: Sequence[int]) -> list[PositionLogprobs | None]:
+    return [None] * len(prompt)
 
 
 def _logprobs_at(result: StepResult, row: int, num_top: int) -> PositionLogprobs:
