@@ -1,0 +1,1 @@
+"""The load generator of `hasten bench serve`: any OpenAI-compatible URL, open or closed loop."""
