@@ -1,0 +1,56 @@
+"""Which request gives its blocks back when memory runs out.
+
+Within the least urgent level that offers one, the victim is the request that loses the fewest
+computed tokens per block it really frees (blocks that others hold stay); among equals the one that
+came last. Never:
+
+- the oldest of the most urgent level, so that something always moves;
+- a request more urgent than the one in need;
+- one that has got no token since it was preempted last, so that nobody is preempted in vain; nor
+  one of the needy's own level that is still catching up, for its blocks are reserved;
+- one that frees no block.
+
+Exercised by `pytest tests/unit/core/test_scheduler.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hasten.core.blocks import BlockManager
+    from hasten.core.policy import QueuePolicy
+    from hasten.core.request import Request
+
+
+def oldest(running: Sequence[Request], policy: QueuePolicy) -> Request:
+    """The request that is never preempted: of the most urgent level, the first to arrive."""
+    return min(running, key=lambda r: (policy.level(r), r.arrival, r.sample_idx))
+
+
+def choose_victim(
+    needy: Request, running: Sequence[Request], policy: QueuePolicy, blocks: BlockManager
+) -> Request | None:
+    """The request to preempt for `needy`, possibly itself; None when there is none."""
+    spared = oldest(running, policy)
+    best, best_cost = None, None
+    for request in running:
+        if request is spared or not _may_lose(request, needy, policy):
+            continue
+        num_freed, num_lost = blocks.freed_by_preemption(request.request_id)
+        if num_freed == 0:
+            continue
+        cost = (-policy.level(request), num_lost / num_freed, -request.arrival, -request.sample_idx)
+        if best_cost is None or cost < best_cost:
+            best, best_cost = request, cost
+    return best
+
+
+def _may_lose(request: Request, needy: Request, policy: QueuePolicy) -> bool:
+    if request.num_tokens <= request.num_tokens_at_preemption:
+        return False
+    level, needy_level = policy.level(request), policy.level(needy)
+    is_catching_up = request.num_tokens - request.num_computed_tokens > 1
+    return level > needy_level or (level == needy_level and not is_catching_up)

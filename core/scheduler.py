@@ -1,0 +1,402 @@
+"""Who computes how many tokens in the next step.
+
+There is one idea: `num_computed_tokens` of every request catches up with its tokens. Prefill in
+chunks, decoding, verifying drafts, what the prefix cache spares and recomputing after a preemption
+are all the same catching up.
+
+    schedule():  1. running requests with one token to go, and their drafts   ("caught up")
+                 2. running requests with more to go, in chunks               ("behind")
+                 3. waiting requests, in the policy's order, as long as they fit
+                 4. blocks for drafts, from what is left over
+    update():    tokens are appended, rejected drafts dropped, full blocks published
+
+A request is let in only if all its tokens so far fit; the blocks it does not take at once are
+reserved. When a running one needs a block and none is left, `core.preemption` names a victim. One
+that has been preempted comes back in its old place of the queue, once there is a block to spare
+for every running request beside its own.
+
+Pure bookkeeping: no torch, no clock, no randomness. Exercised by
+`pytest tests/unit/core/test_scheduler.py tests/unit/core/test_scheduler_simulation.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hasten.core.latency import EMPTY_STEP
+from hasten.core.plan import PlannedRequest, StepPlan
+from hasten.core.policy import WaitingQueue
+from hasten.core.preemption import choose_victim, oldest
+from hasten.core.request import FinishReason, RequestStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hasten.core.blocks import AdmissionQuote, BlockManager
+    from hasten.core.latency import StepShape
+    from hasten.core.options import SchedulerOptions
+    from hasten.core.policy import QueuePolicy, StepBudget
+    from hasten.core.request import Request, RequestId
+
+RUNNING = RequestStatus.RUNNING
+
+
+@dataclass(slots=True, eq=False)
+class _Draft:
+    """A step while it is being planned."""
+
+    num_tokens_left: int
+    caught_up: list[tuple[Request, int]] = field(default_factory=list)  # with number of drafts
+    chunks: list[tuple[Request, int]] = field(default_factory=list)  # with number of tokens
+    preempted: list[RequestId] = field(default_factory=list)
+
+
+class Scheduler:
+    """Plans steps over requests and their blocks.
+
+    `requests` holds all that have not ended, by id; `running` those with blocks, in the order in
+    which they were let in.
+    """
+
+    def __init__(
+        self,
+        options: SchedulerOptions,
+        blocks: BlockManager,
+        policy: QueuePolicy,
+        budget: StepBudget | None = None,
+    ) -> None:
+        self.requests: dict[RequestId, Request] = {}
+        self.running: list[Request] = []
+        self.num_preemptions = 0
+        self.num_computed_tokens = 0
+        self.num_recomputed_tokens = 0
+        self.num_cached_tokens = 0
+        self._max_num_seqs = options.max_num_seqs
+        self._max_num_tokens = options.max_num_batched_tokens
+        self._blocks = blocks
+        self._policy = policy
+        self._budget = budget
+        self._queue = WaitingQueue(policy)
+        self._blocked: AdmissionQuote | None = None
+        self._leaders: dict[str, Request] = {}
+        self._followers: dict[str, list[Request]] = {}
+        self._step_idx = 0
+
+    @property
+    def waiting(self) -> list[Request]:
+        """Who waits: the queue in its order, then samples whose sibling computes their prompt."""
+        followers = [request for group in self._followers.values() for request in group]
+        return [*self._queue, *followers]
+
+    def check_fits(self, request: Request) -> str | None:
+        """None, or why the request can never run, however empty the server is."""
+        # The last token is never computed, only returned.
+        num_tokens = request.max_total_tokens - 1
+        if num_tokens > self._blocks.max_model_len:
+            return (
+                f"{request.num_prompt_tokens} prompt tokens and {request.params.max_tokens} of "
+                f"output exceed the context of {self._blocks.max_model_len} tokens"
+            )
+        needed, usable = self._blocks.peak_blocks(num_tokens), self._blocks.num_usable_blocks
+        for num_needed, num_usable in zip(needed, usable, strict=True):
+            if num_needed > num_usable:
+                return (
+                    f"{request.num_prompt_tokens} prompt tokens and {request.params.max_tokens} of "
+                    f"output need {num_needed} KV cache blocks of {self._blocks.block_size} "
+                    f"tokens, but there are {num_usable}"
+                )
+        return None
+
+    def add(self, request: Request) -> None:
+        """Let `request` wait.
+
+        Samples of one `group_id` share their prompt's blocks: those after the first wait until
+        its prompt is computed. Raises ValueError for an id in use, or a request that never fits.
+        """
+        if request.request_id in self.requests:
+            raise ValueError(f"request id {request.request_id!r} is in use")
+        reason = self.check_fits(request)
+        if reason is not None:
+            raise ValueError(f"request {request.request_id}: {reason}")
+        self.requests[request.request_id] = request
+        leader = self._leaders.get(request.group_id)
+        if leader is None:
+            if request.params.n > 1:
+                self._leaders[request.group_id] = request
+        elif leader.num_computed_tokens < leader.num_prompt_tokens:
+            self._followers.setdefault(request.group_id, []).append(request)
+            return
+        self._queue.push(request)
+
+    def abort(self, request_id: RequestId) -> None:
+        """Forget a request in whatever phase it is; an unknown id is ignored."""
+        if request_id in self.requests:
+            self.finish(request_id, FinishReason.ABORT)
+
+    def finish(self, request_id: RequestId, reason: FinishReason) -> None:
+        """End a request and give its blocks back. Raises KeyError for an unknown id."""
+        request = self.requests.pop(request_id)
+        if request.status is RUNNING:
+            self._blocks.free(request_id)
+            self.running.remove(request)
+        elif request in self._queue:
+            self._queue.remove(request)
+        else:
+            self._followers[request.group_id].remove(request)
+        if self._leaders.get(request.group_id) is request:
+            self._release_followers(request)
+            del self._leaders[request.group_id]
+        request.status = RequestStatus.FINISHED
+        request.finish_reason = reason
+
+    # Planning -------------------------------------------------------------------------------
+
+    def schedule(self) -> StepPlan | None:
+        """Plan the next step; None when there is nothing to compute.
+
+        Modifies the requests planned: their drafts are cut to what is verified, and those let in
+        are running with `num_computed_tokens` as the prefix cache gives it. Every plan has to be
+        handed to `update` before the next call.
+        """
+        if not self.requests:
+            return None
+        draft = _Draft(self._max_num_tokens)
+        self._plan_running(draft)
+        if not draft.preempted:
+            self._plan_waiting(draft)
+        planned = self._planned_requests(draft)
+        if not planned and self.running:
+            planned = self._plan_stuck(draft)
+        if not planned:
+            return None
+        self._step_idx += 1
+        return StepPlan(
+            self._step_idx - 1,
+            tuple(planned),
+            self._blocks.take_copies(),
+            tuple(draft.preempted),
+        )
+
+    def _plan_running(self, draft: _Draft) -> None:
+        """Everybody's next token comes before anybody's chunk, so a long prompt stalls no one."""
+        extend = self._blocks.extend
+        behind = []
+        num_spare = self._max_num_tokens - len(self.running)
+        for request in self.running.copy():
+            num_tokens = len(request.token_ids)
+            start = request.num_computed_tokens
+            if num_tokens - start > 1:
+                behind.append(request)
+                continue
+            if request.status is not RUNNING:
+                continue
+            if not (extend(request.request_id, num_tokens) or self._make_room(draft, request)):
+                continue
+            num_drafts = 0
+            if request.draft_token_ids:
+                num_drafts = self._num_drafts(request, num_spare)
+                num_spare -= num_drafts
+            draft.caught_up.append((request, num_drafts))
+            draft.num_tokens_left -= 1 + num_drafts
+        for request in behind:
+            if request.status is RUNNING and not self._plan_chunk(draft, request):
+                break
+
+    def _num_drafts(self, request: Request, num_spare: int) -> int:
+        """As many as leave every running request a token, and as can become output."""
+        num_wanted = request.max_total_tokens - request.num_tokens - 1
+        return max(0, min(len(request.draft_token_ids), num_spare, num_wanted))
+
+    def _plan_chunk(self, draft: _Draft, request: Request) -> bool:
+        """Plan a chunk of a request that is behind; False when the step has no room for more."""
+        num_wanted = request.num_tokens - request.num_computed_tokens
+        num_tokens = self._max_chunk(draft, request, num_wanted)
+        if num_tokens == 0:
+            return False
+        end = request.num_computed_tokens + num_tokens
+        if self._blocks.extend(request.request_id, end) or self._make_room(draft, request, end):
+            draft.chunks.append((request, num_tokens))
+            draft.num_tokens_left -= num_tokens
+        return num_tokens == num_wanted
+
+    def _max_chunk(self, draft: _Draft, request: Request, num_wanted: int) -> int:
+        num_tokens = min(num_wanted, draft.num_tokens_left)
+        if self._budget is None or not draft.caught_up or num_tokens <= 0:
+            return max(0, num_tokens)
+        shape = self._shape(draft)
+        return self._budget.max_chunk(shape, request.num_computed_tokens, num_tokens)
+
+    def _plan_waiting(self, draft: _Draft) -> None:
+        while draft.num_tokens_left > 0 and len(self.running) < self._max_num_seqs:
+            request = self._queue.head()
+            if request is None:
+                return
+            quote = self._quote_if_fits(request)
+            if quote is None:
+                return
+            self._admit(request, quote)
+            if not self._plan_chunk(draft, request):
+                return
+
+    def _quote_if_fits(self, request: Request) -> AdmissionQuote | None:
+        """A quote that fits, or None; one that did not fit is asked for again only in vain.
+
+        Matching a long prompt with the cache takes time, and the head of the queue may have to
+        wait for many steps, so its last quote is kept until it fits or has become better.
+        """
+        blocked = self._blocked
+        num_spare = len(self.running) if request.num_preemptions else 0
+        if (
+            blocked is not None
+            and blocked.request_id == request.request_id
+            and not self._blocks.fits(blocked, num_spare)
+            and not self._blocks.is_stale(blocked)
+        ):
+            return None
+        leader = self._leaders.get(request.group_id)
+        parent = leader if leader is not request else None
+        quote = self._blocks.quote(request, parent)
+        if self._blocks.fits(quote, num_spare):
+            self._blocked = None
+            return quote
+        self._blocked = quote
+        return None
+
+    def _admit(self, request: Request, quote: AdmissionQuote) -> None:
+        self._queue.remove(request)
+        self._blocks.admit(request, quote)
+        request.status = RUNNING
+        self.running.append(request)
+        if request.num_preemptions == 0 and quote.parent_id is None:
+            request.num_cached_tokens = quote.num_shared_tokens
+            self.num_cached_tokens += quote.num_shared_tokens
+
+    def _planned_requests(self, draft: _Draft) -> list[PlannedRequest]:
+        """The plan's entries, without those preempted since they were planned."""
+        planned = []
+        for request, num_wanted in draft.caught_up:
+            if request.status is RUNNING:
+                fits = self._fit_drafts(request, num_wanted) if request.draft_token_ids else 0
+                start = request.num_computed_tokens
+                planned.append(PlannedRequest(request.request_id, start, 1 + fits, fits, 1 + fits))
+        for request, num_tokens in draft.chunks:
+            if request.status is RUNNING:
+                planned.append(self._planned_chunk(request, num_tokens))
+        return planned
+
+    def _planned_chunk(self, request: Request, num_tokens: int) -> PlannedRequest:
+        start = request.num_computed_tokens
+        if request.scores_prompt:
+            num_logit_rows = num_tokens
+        else:
+            num_logit_rows = int(start + num_tokens == request.num_tokens)
+        return PlannedRequest(request.request_id, start, num_tokens, 0, num_logit_rows)
+
+    def _fit_drafts(self, request: Request, num_drafts: int) -> int:
+        """Cut the request's drafts to `num_drafts` and to the slots that cost nobody anything."""
+        num_tokens = request.num_tokens
+        end = self._blocks.extend_for_drafts(request.request_id, num_tokens + num_drafts)
+        del request.draft_token_ids[end - num_tokens :]
+        return end - num_tokens
+
+    def _shape(self, draft: _Draft) -> StepShape:
+        shape = EMPTY_STEP
+        for request, num_drafts in draft.caught_up:
+            num_tokens = 1 + num_drafts
+            shape = shape.with_chunk(request.num_computed_tokens, num_tokens, num_tokens)
+        for request, num_tokens in draft.chunks:
+            shape = shape.with_chunk(request.num_computed_tokens, num_tokens, 1)
+        return shape
+
+    # Preemption -----------------------------------------------------------------------------
+
+    def _make_room(self, draft: _Draft, request: Request, end: int | None = None) -> bool:
+        """Preempt others until `request` can grow; False when it has to sit this step out."""
+        end = request.num_tokens if end is None else end
+        while not self._blocks.extend(request.request_id, end):
+            victim = choose_victim(request, self.running, self._policy, self._blocks)
+            if victim is None:
+                return False
+            self._preempt(draft, victim)
+            if victim is request:
+                return False
+        return True
+
+    def _plan_stuck(self, draft: _Draft) -> list[PlannedRequest]:
+        """Preempt, the last first, until somebody can run.
+
+        Only reached when everybody needs a block and no single request would free one, for each
+        shares all of its blocks with another.
+        """
+        planned: list[PlannedRequest] = []
+        while not planned:
+            spared = oldest(self.running, self._policy)
+            others = [request for request in self.running if request is not spared]
+            if not others:
+                raise RuntimeError(f"request {spared.request_id} cannot run though it is alone")
+            self._preempt(draft, others[-1])
+            draft.caught_up.clear()
+            draft.chunks.clear()
+            draft.num_tokens_left = self._max_num_tokens
+            self._plan_running(draft)
+            planned = self._planned_requests(draft)
+        return planned
+
+    def _preempt(self, draft: _Draft, victim: Request) -> None:
+        """Take the victim's blocks and let it wait in its old place."""
+        self._blocks.free(victim.request_id)
+        self.running.remove(victim)
+        victim.status = RequestStatus.WAITING
+        victim.num_preemptions += 1
+        victim.num_tokens_at_preemption = victim.num_tokens
+        victim.num_computed_at_preemption = max(
+            victim.num_computed_at_preemption, victim.num_computed_tokens
+        )
+        victim.num_computed_tokens = 0
+        victim.draft_token_ids.clear()
+        self._queue.push(victim)
+        self._release_followers(victim)
+        self.num_preemptions += 1
+        draft.preempted.append(victim.request_id)
+
+    # After the step -------------------------------------------------------------------------
+
+    def update(self, plan: StepPlan, accepted: Mapping[RequestId, Sequence[int]]) -> None:
+        """Take in what a step produced.
+
+        `accepted` holds, for each request whose step reached the end of its tokens, the drafts
+        that were right and one token more (fewer where the output ends early). Requests that have
+        ended since they were planned are skipped. Raises ValueError when tokens are missing.
+        """
+        requests = self.requests
+        for planned in plan.requests:
+            request = requests.get(planned.request_id)
+            if request is not None:
+                self._advance(request, planned, accepted.get(planned.request_id, ()))
+
+    def _advance(self, request: Request, planned: PlannedRequest, tokens: Sequence[int]) -> None:
+        start = planned.start
+        end = start + planned.num_tokens - planned.num_drafts
+        if end == len(request.token_ids):
+            if not tokens:
+                raise ValueError(f"request {request.request_id}: its step produced no token")
+            end += len(tokens) - 1
+            request.token_ids.extend(tokens)
+        request.num_computed_tokens = end
+        self.num_computed_tokens += planned.num_tokens
+        if start < request.num_computed_at_preemption:
+            self.num_recomputed_tokens += min(end, request.num_computed_at_preemption) - start
+        if end // self._blocks.block_size > start // self._blocks.block_size:
+            self._blocks.publish(request)
+        if planned.num_drafts:
+            request.draft_token_ids.clear()
+            self._blocks.trim(request.request_id, len(request.token_ids))
+        if self._followers and end >= request.num_prompt_tokens:
+            self._release_followers(request)
+
+    def _release_followers(self, leader: Request) -> None:
+        """The samples that waited for the leader's prompt line up now."""
+        if self._leaders.get(leader.group_id) is leader:
+            for follower in self._followers.pop(leader.group_id, ()):
+                self._queue.push(follower)
