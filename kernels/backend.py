@@ -91,10 +91,14 @@ class Backend(Protocol):
         ...
 
 
-def get_backend(name: str) -> Backend:
-    """The backend called `name`. Raises ValueError naming those that exist."""
-    if name == "reference":
+def get_backend(name: str, num_threads: int | None = None) -> Backend:
+    """The backend called `name`; "auto" is the fastest that works here.
+
+    `num_threads` bounds the CPU threads it computes with (default: its own choice); results do
+    not depend on it. Raises ValueError naming the backends that exist.
+    """
+    if name in ("auto", "reference"):
         from hasten.kernels.reference import ReferenceBackend
 
-        return ReferenceBackend()
+        return ReferenceBackend(num_threads)
     raise ValueError(f"unknown kernels {name!r}; there are: {', '.join(BACKENDS)}")
