@@ -161,6 +161,9 @@ class Engine:
         plan = self._scheduler.schedule()
         if plan is None:
             return []
+        if not plan.requests:  # all it did was to preempt
+            self._scheduler.update(plan, {})
+            return []
         planned = perf_counter_ns()
         batch = self._batches.build(plan, self._scheduler.requests)
         prepared = perf_counter_ns()

@@ -1,6 +1,7 @@
 """How long a step takes: one function that every load decision asks.
 
-    step_time(shape) = body(num_tokens) + head(num_logit_rows) + request_s * num_requests
+    step_time(shape) = body(num_tokens) + head(num_logit_rows)
+                     + request_s * (num_requests - 1)
                      + kv_s * kv_tokens_read + pair_s * query_key_pairs
                      + drafter_pass_s * drafter_passes
 
@@ -18,13 +19,14 @@ from bisect import bisect_left
 from collections import defaultdict, deque
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from hasten.kernels.program import Capacity
     from hasten.kernels.step import StepBatch
 
 REFIT_EVERY = 32
@@ -32,10 +34,17 @@ REFIT_EVERY = 32
 WINDOW = 15
 """Observations kept per size of step; the median of at least `MIN_SAMPLES` of them counts."""
 MIN_SAMPLES = 5
-HYSTERESIS = 0.05
+HYSTERESIS = 0.02
 """A refit moves an estimate only when it is off by more than this share."""
+SLOPE_SPREAD = 0.05
+"""Contexts say something about attention when they change a step by more than this share."""
 EXACT_UP_TO = 64
 """Steps of up to this many tokens are told apart exactly, larger ones to an eighth of an octave."""
+
+LONG_CONTEXT = 1024
+"""Tokens of context with which a start-up profile measures attention."""
+PROFILED_SIZES = (64, 8, 2, 32, 256, 128, 3, 6, 12, 24, 48, 512, 1024, 2048)
+"""Step sizes of a start-up profile, in order of use."""
 
 
 class StepShape(msgspec.Struct, frozen=True, gc=False):
@@ -75,6 +84,14 @@ class StepShape(msgspec.Struct, frozen=True, gc=False):
 
 
 EMPTY_STEP = StepShape(0, 0, 0, 0, 0)
+
+
+class Chunk(NamedTuple):
+    """Tokens [start, start + num_tokens) of one request, the last rows wanting logits."""
+
+    start: int
+    num_tokens: int
+    num_logit_rows: int = 0
 
 
 class Curve:
@@ -142,7 +159,7 @@ class StepTimeModel:
     def _beside_body(self, shape: StepShape) -> float:
         return (
             self.head.at(shape.num_logit_rows)
-            + self.request_s * shape.num_requests
+            + self.request_s * (shape.num_requests - 1)
             + self.drafter_pass_s * shape.drafter_passes
             + self._attention(shape)
         )
@@ -164,8 +181,7 @@ class StepTimeModel:
             predicted = [self._attention(shape) for shape, _ in steps]
             middle, middle_s = median(predicted), median(seconds for _, seconds in steps)
             for x, (_, seconds) in zip(predicted, steps, strict=True):
-                # Deviations lost in the noise of a step say nothing about the slope.
-                if abs(x - middle) > HYSTERESIS * middle_s:
+                if abs(x - middle) > SLOPE_SPREAD * middle_s:
                     slopes.append((seconds - middle_s) / (x - middle))
         if len(slopes) >= MIN_SAMPLES:
             scale = median(slopes)
@@ -184,99 +200,90 @@ class StepTimeModel:
 
 
 def profile(
-    measure: Callable[[StepShape], float], max_shape: StepShape, max_model_len: int, budget_s: float
+    measure: Callable[[Sequence[Chunk]], float], capacity: Capacity, budget_s: float
 ) -> StepTimeModel:
     """A first model from steps that `measure` runs, in about `budget_s` seconds of them.
 
-    `max_shape` bounds tokens, logit rows and requests of a step. Sizes come in order of use:
-    what does not fit the budget is extrapolated and learnt while serving.
+    Sizes come in order of use: what does not fit the budget is extrapolated, and learnt while
+    serving.
     """
-    return _Profiler(measure, max_shape, max_model_len, budget_s).run()
+    return _Profiler(measure, capacity, budget_s).run()
 
 
 class _Profiler:
     """The measuring plan of `profile`."""
 
     def __init__(
-        self,
-        measure: Callable[[StepShape], float],
-        max_shape: StepShape,
-        max_model_len: int,
-        budget_s: float,
+        self, measure: Callable[[Sequence[Chunk]], float], capacity: Capacity, budget_s: float
     ) -> None:
         self._measure = measure
-        self._max = max_shape
-        self._context = max(0, min(max_model_len // 2, 1024))
+        self._capacity = capacity
+        self._context = min(capacity.max_model_len // 2, LONG_CONTEXT)
         self._left_s = budget_s
         self._model = StepTimeModel()
 
     def run(self) -> StepTimeModel:
-        model = self._model
-        self._time(EMPTY_STEP.with_chunk(0, 1, 1))  # the first step of all warms caches
-        model.body.set(1, self._time(EMPTY_STEP.with_chunk(0, 1)))
+        self._time(Chunk(0, 1, 1))  # the very first step warms caches
         self._measure_head()
         self._measure_attention()
-        for count in (8, 64, 2, 4, 16, 32, 256, 128, 3, 6, 12, 24, 48, 512, 1024, 2048):
+        self._measure_requests()
+        for count in PROFILED_SIZES:
             self._measure_body(count)
-            if count == 8:
-                self._measure_requests(count)
-        return model
+        return self._model
 
-    def _time(self, shape: StepShape) -> float:
+    def _time(self, *chunks: Chunk) -> float:
         """The median of three runs, or one where three would be dear."""
-        first = self._measure(shape)
-        runs = [first]
-        if first < self._left_s / 20:
-            runs += [self._measure(shape), self._measure(shape)]
+        runs = [self._measure(chunks)]
+        if runs[0] < self._left_s / 20:
+            runs += [self._measure(chunks), self._measure(chunks)]
         self._left_s -= sum(runs)
         return median(runs)
 
-    def _affordable(self, shape: StepShape) -> bool:
-        return self._model.step_time(shape) <= self._left_s
-
-    def _measure_body(self, count: int) -> None:
-        shape = EMPTY_STEP.with_chunk(0, count)
-        if count <= self._max.num_tokens and self._affordable(shape):
-            seconds = self._time(shape) - self._model.pair_s * shape.query_key_pairs
-            self._model.body.set(count, max(seconds, self._model.body.at(1)))
+    def _can_measure(self, chunk: Chunk) -> bool:
+        fits = chunk.start + chunk.num_tokens <= self._capacity.max_model_len
+        fits = fits and chunk.num_tokens <= self._capacity.max_tokens
+        return fits and self._model.step_time(EMPTY_STEP.with_chunk(*chunk)) <= self._left_s
 
     def _measure_head(self) -> None:
+        """The same tokens with and without logits."""
         for count in (1, 4, 16):
-            if count > min(self._max.num_tokens, self._max.num_logit_rows):
+            if not self._can_measure(Chunk(0, count, count)):
                 return
-            without, with_rows = (EMPTY_STEP.with_chunk(0, count, rows) for rows in (0, count))
-            if self._affordable(with_rows):
-                base = self._time(without)
-                self._model.head.set(count, max(self._time(with_rows) - base, 0.0))
-                self._model.body.set(count, base)
+            without = self._time(Chunk(0, count))
+            with_rows = self._time(Chunk(0, count, count))
+            self._model.body.set(count, without)
+            self._model.head.set(count, max(with_rows - without, 0.0))
 
     def _measure_attention(self) -> None:
-        """Two lengths of context under one query, then under many, tell kv_s and pair_s apart."""
-        if self._context == 0:
-            return
-        many = min(16, self._max.num_tokens)
-        one = self._extra(1) / self._context
-        if many == 1:
-            self._model.kv_s = one
-            return
-        per_key = self._extra(many) / self._context
-        self._model.pair_s = max((per_key - one) / (many - 1), 0.0)
-        self._model.kv_s = max(one - self._model.pair_s, 0.0)
+        """What a context costs one query, and several, tells keys and pairs apart."""
+        several = min(16, self._capacity.max_tokens)
+        one_key_s = self._context_s(1)
+        if several > 1 and self._can_measure(Chunk(self._context, several)):
+            extra = self._context_s(several) - one_key_s
+            self._model.pair_s = max(extra / (several - 1), 0.0)
+        # Never quite zero, so that a refit can scale it.
+        self._model.kv_s = max(one_key_s - self._model.pair_s, 1e-12)
 
-    def _extra(self, num_tokens: int) -> float:
-        """Seconds that a context adds to a chunk of `num_tokens`; never quite zero."""
-        near = self._time(EMPTY_STEP.with_chunk(0, num_tokens))
-        far = self._time(EMPTY_STEP.with_chunk(self._context, num_tokens))
-        return max(far - near, 1e-9 * self._context)
+    def _context_s(self, num_tokens: int) -> float:
+        """Seconds that each token of context adds to a chunk."""
+        if not self._can_measure(Chunk(self._context, num_tokens)):
+            return 0.0
+        near = self._time(Chunk(0, num_tokens))
+        far = self._time(Chunk(self._context, num_tokens))
+        return max(far - near, 0.0) / max(self._context, 1)
 
-    def _measure_requests(self, count: int) -> None:
-        count = min(count, self._max.num_requests, self._max.num_tokens)
-        shape = EMPTY_STEP
-        for _ in range(count):
-            shape = shape.with_chunk(0, 1)
-        if count > 1 and self._affordable(shape):
-            extra = self._time(shape) - self._model.body.at(count)
-            self._model.request_s = max(extra / count, 0.0)
+    def _measure_requests(self) -> None:
+        """What it costs that tokens belong to several requests."""
+        count = min(8, self._capacity.max_requests, self._capacity.max_tokens)
+        if count > 1:
+            together = self._time(Chunk(0, count))
+            apart = self._time(*(Chunk(0, 1) for _ in range(count)))
+            self._model.request_s = max((apart - together) / (count - 1), 0.0)
+
+    def _measure_body(self, count: int) -> None:
+        if len(self._model.body) and self._can_measure(Chunk(0, count)):
+            pairs = EMPTY_STEP.with_chunk(0, count).query_key_pairs
+            self._model.body.set(count, self._time(Chunk(0, count)) - self._model.pair_s * pairs)
 
 
 @dataclass(slots=True)

@@ -1,0 +1,263 @@
+"""From options to an engine that can take requests: load, plan, compile, profile.
+
+Each phase is timed, and the start-up report says what every byte and second went to. What cannot
+be honoured is refused here, by the name of its flag, before any request arrives. Exercised by
+`pytest tests/cpu/engine/test_build.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from hasten.core.blocks import BlockManager
+from hasten.core.engine import Engine, EngineParts
+from hasten.core.host import available_memory_bytes
+from hasten.core.latency import ItlBudget, StepTimeModel, profile
+from hasten.core.loading import load_model
+from hasten.core.memory import GroupSize, MemoryDemand, MemoryPlan, activation_bytes, plan_memory
+from hasten.core.messages import EngineReady
+from hasten.core.options import ConfigurationError
+from hasten.core.policy import queue_policy
+from hasten.core.prefix_hash import root_hash
+from hasten.core.runner import InProcessExecutor
+from hasten.core.scheduler import Scheduler
+from hasten.core.validation import ModelLimits
+from hasten.kernels.backend import KVPlan, get_backend
+from hasten.kernels.dtypes import DType
+from hasten.kernels.program import Capacity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hasten.core.loading import LoadedModel
+    from hasten.core.options import EngineOptions
+    from hasten.core.protocols import Executor, Proposer
+    from hasten.kernels.backend import Backend
+    from hasten.kernels.program import Program
+
+logger = logging.getLogger(__name__)
+
+KV_DTYPES = {"bfloat16": DType.BF16, "float32": DType.F32}
+PROFILE_BUDGET_S = 0.6
+MIN_LOGIT_ROWS = 64
+"""The head runs in slices of at least so many rows, where a step has them."""
+
+
+@dataclass(slots=True)
+class Phases:
+    """Seconds that each phase of the start took."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        begin = perf_counter()
+        yield
+        self.seconds[name] = perf_counter() - begin
+
+    def line(self) -> str:
+        parts = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in self.seconds.items())
+        return f"started in   {sum(self.seconds.values()):.2f} s ({parts})"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelBinding:
+    """A model on a backend, with every dtype settled: what an engine computes."""
+
+    model: LoadedModel
+    backend: Backend
+    activation_dtype: DType
+    kv_dtype: DType
+    program: Program
+
+    @classmethod
+    def resolve(cls, model: LoadedModel, backend: Backend, options: EngineOptions) -> ModelBinding:
+        """Settle what `auto` means. Raises ConfigurationError for dtypes that do not exist here."""
+        activations = _activation_dtype(options, backend)
+        kv_dtype = _kv_dtype(options, activations)
+        program = model.build_program(activations, kv_dtype)
+        return cls(model, backend, activations, kv_dtype, program)
+
+    def identity(self) -> dict[str, str]:
+        """Everything about it that may change a result."""
+        return {
+            "weights": self.model.content_hash,
+            "kernels": self.backend.name,
+            "activations": self.activation_dtype.value,
+            "kv_cache": self.kv_dtype.value,
+        }
+
+
+def build_engine(
+    options: EngineOptions,
+    report: Callable[[str], None] = logger.info,
+    proposer: Proposer | None = None,
+) -> Engine:
+    """An engine for `options`; `report` gets the start-up report, line by line.
+
+    Raises ConfigurationError for options that cannot be honoured, LoadError for a model that
+    cannot be read, UnsupportedOpError for one that the kernels cannot run.
+    """
+    _refuse_unsupported(options)
+    phases = Phases()
+    with phases.timed("load"):
+        backend = get_backend(options.execution.kernels, options.execution.num_threads)
+        model = load_model(options.model.model, quantization=options.model.quantization)
+        binding = ModelBinding.resolve(model, backend, options)
+    plan = settle_memory(binding, options)
+    capacity = step_capacity(options, plan.max_model_len)
+    with phases.timed("compile"):
+        kv_plan = KVPlan(binding.program.kv_groups, plan.num_blocks, plan.block_size)
+        executor = InProcessExecutor(backend, binding.program, model.weights, kv_plan, capacity)
+    with phases.timed("profile"):
+        step_times = profile(executor.measure, capacity, PROFILE_BUDGET_S)
+    parts = assemble(binding, executor, plan, options, step_times)
+    parts.proposer = proposer
+    report(f"{parts.ready.model_name}: {describe(binding)}")
+    for line in (*plan.lines(), phases.line()):
+        report(line)
+    return Engine(parts)
+
+
+def settle_memory(binding: ModelBinding, options: EngineOptions) -> MemoryPlan:
+    """The memory plan of this model under these options. Raises ConfigurationError."""
+    cache, scheduling = options.cache, options.scheduler
+    max_len = binding.model.config.max_position_embeddings
+    return plan_memory(
+        MemoryDemand(
+            weights_bytes=binding.model.num_bytes,
+            activation_bytes=activation_bytes(binding.program, step_capacity(options, max_len)),
+            available_bytes=available_memory_bytes(),
+            utilization=cache.gpu_memory_utilization,
+            kv_cache_memory_bytes=cache.kv_cache_memory_bytes,
+            groups=tuple(
+                GroupSize(binding.backend.kv_block_bytes(spec, cache.block_size), spec.window)
+                for spec in binding.program.kv_groups
+            ),
+            block_size=cache.block_size,
+            max_num_seqs=scheduling.max_num_seqs,
+            max_num_batched_tokens=scheduling.max_num_batched_tokens,
+            model_max_len=max_len,
+            max_model_len=options.model.max_model_len,
+        )
+    )
+
+
+def step_capacity(options: EngineOptions, max_model_len: int) -> Capacity:
+    """The largest step that the scheduler may plan."""
+    scheduling = options.scheduler
+    most_rows = max(scheduling.max_num_seqs, MIN_LOGIT_ROWS)
+    return Capacity(
+        max_tokens=scheduling.max_num_batched_tokens,
+        max_requests=scheduling.max_num_seqs,
+        max_logit_rows=min(most_rows, scheduling.max_num_batched_tokens),
+        max_model_len=max_model_len,
+    )
+
+
+def assemble(
+    binding: ModelBinding,
+    executor: Executor,
+    plan: MemoryPlan,
+    options: EngineOptions,
+    step_times: StepTimeModel,
+) -> EngineParts:
+    """The parts of an engine that runs `executor` within `plan`."""
+    scheduling = options.scheduler
+    identity = binding.identity()
+    blocks = BlockManager(
+        KVPlan(binding.program.kv_groups, plan.num_blocks, plan.block_size),
+        num_table_rows=scheduling.max_num_seqs,
+        max_model_len=plan.max_model_len,
+        max_chunk=scheduling.max_num_batched_tokens,
+        cache_root=root_hash(identity["weights"].encode(), identity["kv_cache"].encode()),
+        enable_prefix_caching=options.cache.enable_prefix_caching,
+    )
+    budget = None
+    if scheduling.target_itl_ms is not None:
+        budget = ItlBudget(step_times, scheduling.target_itl_ms / 1000, plan.block_size)
+    policy = queue_policy(scheduling.scheduling_policy)
+    return EngineParts(
+        scheduler=Scheduler(scheduling, blocks, policy, budget),
+        blocks=blocks,
+        executor=executor,
+        capacity=step_capacity(options, plan.max_model_len),
+        limits=ModelLimits(binding.program.vocab_size, plan.max_model_len),
+        ready=_ready(binding, plan, options),
+        observer=step_times,
+    )
+
+
+def describe(binding: ModelBinding) -> str:
+    """One line on what computes."""
+    return (
+        f"kernels {binding.backend.name}, activations {binding.activation_dtype.value}, "
+        f"KV cache {binding.kv_dtype.value}"
+    )
+
+
+def config_hash(binding: ModelBinding, options: EngineOptions) -> str:
+    """Names everything that can change an answer: weights, kernels, dtypes, text handling."""
+    identity = binding.identity() | {
+        "tokenizer": _file_identity(options.model.tokenizer),
+        "chat_template": _file_identity(options.model.chat_template),
+    }
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _file_identity(path: str | None) -> str:
+    """A file's contents; for a directory or the model's own (None), its name."""
+    if path is None or not Path(path).is_file():
+        return path or ""
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def _ready(binding: ModelBinding, plan: MemoryPlan, options: EngineOptions) -> EngineReady:
+    model = binding.model
+    return EngineReady(
+        model_name=options.model.served_model_name or model.name,
+        eos_token_ids=model.eos_token_ids,
+        generation_defaults=dict(model.generation_defaults),
+        max_model_len=plan.max_model_len,
+        vocab_size=binding.program.vocab_size,
+        num_kv_tokens=plan.num_kv_tokens,
+        config_hash=config_hash(binding, options),
+    )
+
+
+def _refuse_unsupported(options: EngineOptions) -> None:
+    """Options that exist, and that nothing here implements yet."""
+    if options.execution.tensor_parallel_size != 1:
+        raise ConfigurationError(
+            f"--tensor-parallel-size {options.execution.tensor_parallel_size} is not supported yet"
+        )
+    if options.cache.kv_cache_dtype not in ("auto", *KV_DTYPES):
+        raise ConfigurationError(
+            f"--kv-cache-dtype {options.cache.kv_cache_dtype} is not supported; "
+            f"supported: auto, {', '.join(KV_DTYPES)}"
+        )
+
+
+def _activation_dtype(options: EngineOptions, backend: Backend) -> DType:
+    if options.model.dtype == "auto":
+        return backend.activation_dtypes[0]
+    wanted = DType(options.model.dtype)
+    if wanted not in backend.activation_dtypes:
+        supported = ", ".join(dtype.value for dtype in backend.activation_dtypes)
+        raise ConfigurationError(
+            f"--dtype {wanted.value} is not supported by kernels {backend.name}; "
+            f"supported: {supported}"
+        )
+    return wanted
+
+
+def _kv_dtype(options: EngineOptions, activations: DType) -> DType:
+    name = options.cache.kv_cache_dtype
+    return activations if name == "auto" else KV_DTYPES[name]

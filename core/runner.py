@@ -1,0 +1,99 @@
+"""The executor of one process: a compiled program over its own KV cache, and steps to time it by.
+
+Not here: what a step contains (`core.batch`), arithmetic (the backends). Exercised by
+`pytest tests/cpu/engine`.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+from hasten.kernels.step import GroupTables, SamplingRows, StepBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hasten.core.latency import Chunk
+    from hasten.kernels.backend import Backend, KVPlan
+    from hasten.kernels.program import Capacity, Program, WeightName
+    from hasten.kernels.step import I32, StepResult
+    from hasten.kernels.weights import Weight
+
+
+class InProcessExecutor:
+    """Runs steps where it is called. Raises UnsupportedOpError when the backend lacks an op."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        program: Program,
+        weights: Mapping[WeightName, Weight],
+        kv_plan: KVPlan,
+        capacity: Capacity,
+    ) -> None:
+        self.kv_cache = backend.allocate_kv(kv_plan)
+        self._executable = backend.compile(program, weights, self.kv_cache, capacity)
+        self._capacity = capacity
+
+    def execute(self, batch: StepBatch) -> StepResult:
+        return self._executable.run(batch)
+
+    def measure(self, chunks: Sequence[Chunk]) -> float:
+        """Seconds of one step of these chunks. It writes to the null block alone."""
+        batch = dummy_batch(chunks, self.kv_cache.plan, self._capacity.max_model_len)
+        begin = perf_counter()
+        self._executable.run(batch)
+        return perf_counter() - begin
+
+
+def dummy_batch(chunks: Sequence[Chunk], kv_plan: KVPlan, max_model_len: int) -> StepBatch:
+    """A step like a real one, except that every block of every request is the null block."""
+    positions = np.concatenate(
+        [np.arange(c.start, c.start + c.num_tokens, dtype=np.int32) for c in chunks]
+    )
+    query_starts = np.cumsum([0, *(c.num_tokens for c in chunks)], dtype=np.int32)
+    logit_rows = np.concatenate(
+        [
+            np.arange(end - c.num_logit_rows, end, dtype=np.int32)
+            for c, end in zip(chunks, query_starts[1:].tolist(), strict=True)
+        ]
+    )
+    max_blocks = -(-max_model_len // kv_plan.block_size)
+    group = GroupTables(
+        slot_mapping=positions % kv_plan.block_size,
+        block_tables=np.zeros((1, max_blocks), np.int32),
+        block_copies=np.zeros((0, 2), np.int32),
+    )
+    return StepBatch(
+        token_ids=np.zeros(len(positions), np.int32),
+        positions=positions,
+        query_starts=query_starts,
+        seq_lens=np.array([c.start + c.num_tokens for c in chunks], np.int32),
+        table_rows=np.zeros(len(chunks), np.int32),
+        groups=(group,) * len(kv_plan.groups),
+        logit_rows=logit_rows,
+        sampling=_default_sampling(positions[logit_rows] + 1),
+    )
+
+
+def _default_sampling(positions: I32) -> SamplingRows:
+    """Sampling at temperature 1, what clients get that ask for nothing."""
+    num_rows = len(positions)
+    zeros, ones = np.zeros(num_rows, np.float32), np.ones(num_rows, np.float32)
+    no_ids = np.full(num_rows, -1, np.int32)
+    return SamplingRows(
+        temperature=ones,
+        top_k=np.zeros(num_rows, np.int32),
+        top_p=ones,
+        min_p=zeros,
+        repetition_penalty=ones,
+        frequency_penalty=zeros,
+        presence_penalty=zeros,
+        seeds=np.zeros(num_rows, np.uint64),
+        positions=positions,
+        sample_idx=np.zeros(num_rows, np.int32),
+        num_logprobs=no_ids,
+        target_ids=no_ids,
+    )
