@@ -43,7 +43,7 @@ from hasten.core.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
 
     from hasten.core.options import EngineOptions
 
@@ -166,7 +166,7 @@ class EngineClient:
         """Return when the engine process has ended."""
         await self._dead.wait()
 
-    async def generate(self, request: AddRequest) -> AsyncIterator[TokenOutput]:
+    async def generate(self, request: AddRequest) -> AsyncGenerator[TokenOutput]:
         """The outputs of all samples of a request, as steps produce them, until all finished.
 
         Leaving early aborts what is left: wrap it in `contextlib.aclosing`. Raises

@@ -7,25 +7,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
-from hasten.api.text.detokenizer import TokenBytes
 from hasten.api.text.sample_text import StopRules
 from hasten.core.params import GenerationParams, InvalidParameterError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from hasten.api.text import TextCodec
+
 MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_LEN = 1024  # characters
 MAX_BAD_WORDS = 1024
-
-
-class Encoder(TokenBytes, Protocol):
-    """The part of a tokeniser that parameters need."""
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +30,7 @@ class RequestContext:
     `default_max_tokens` is used when the request names no limit.
     """
 
-    tokenizer: Encoder
+    tokenizer: TextCodec
     eos_token_ids: tuple[int, ...]
     default_max_tokens: int
     seed: int
@@ -121,7 +116,7 @@ def _check_stop_strings(stop: tuple[str, ...]) -> None:
             )
 
 
-def _bad_word_ids(bad_words: tuple[str, ...], tokenizer: Encoder) -> Iterator[tuple[int, ...]]:
+def _bad_word_ids(bad_words: tuple[str, ...], tokenizer: TextCodec) -> Iterator[tuple[int, ...]]:
     """The token sequences of each word: at the start of a text and after a space."""
     if len(bad_words) > MAX_BAD_WORDS:
         raise InvalidParameterError(

@@ -47,12 +47,3 @@ class Detokenizer:
 def text_of(vocabulary: TokenBytes, token_ids: Iterable[int]) -> str:
     """The text of a whole sequence."""
     return b"".join(map(vocabulary.token_bytes, token_ids)).decode("utf-8", errors="replace")
-
-
-def token_label(vocabulary: TokenBytes, token_id: int) -> str:
-    r"""How log-probabilities name a token: its text, or "bytes:\xe2\x80" for a part of one."""
-    raw = vocabulary.token_bytes(token_id)
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)

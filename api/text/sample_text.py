@@ -36,16 +36,24 @@ class TokenRecord:
 class SampleDelta:
     """What one step lets a client see of one sample.
 
-    `finish_reason` is "stop", "length" or "abort", None while the sample goes on; `stop_reason`
-    is the stop string, or the id of the stop token other than EOS, that ended it.
+    `num_tokens` counts the tokens that the step added, shown or not. `finish_reason` is "stop",
+    "length" or "abort", None while the sample goes on; `stop_reason` is the stop string, or the id
+    of the stop token other than EOS, that ended it. `prompt_logprobs` comes once.
     """
 
     sample_idx: int
     text: str
     tokens: Sequence[TokenRecord]
     num_tokens: int
+    num_cached_tokens: int
+    prompt_logprobs: Sequence[PositionLogprobs | None] | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether a client would see nothing new."""
+        return not self.text and not self.tokens and self.finish_reason is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +102,8 @@ class SampleText:
             text=text,
             tokens=self._release_tokens(finish_reason),
             num_tokens=self._num_tokens - num_before,
+            num_cached_tokens=output.num_cached_tokens,
+            prompt_logprobs=output.prompt_logprobs,
             finish_reason=finish_reason,
             stop_reason=stop_reason,
         )

@@ -1,0 +1,52 @@
+"""Token outputs of an engine to text deltas: what every front end streams or collects.
+
+Exercised by `pytest tests/unit/api/test_generation.py`.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Protocol
+
+from hasten.api.client import RequestAbortedError
+from hasten.api.text.sample_text import SampleDelta, SampleText, StopRules
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from hasten.api.text.detokenizer import TokenBytes
+    from hasten.core.messages import AddRequest, TokenOutput
+
+
+class TokenSource(Protocol):
+    """Where tokens come from: an `EngineClient`."""
+
+    def generate(self, request: AddRequest) -> AsyncGenerator[TokenOutput]: ...
+
+    def end_sample(self, request_id: str, sample_idx: int) -> None: ...
+
+
+async def generate_text(
+    source: TokenSource, vocabulary: TokenBytes, request: AddRequest, rules: StopRules
+) -> AsyncGenerator[SampleDelta]:
+    """The deltas of all samples, in the order of the steps, until each has finished.
+
+    Leaving early aborts what is left: wrap it in `contextlib.aclosing`. Raises what
+    `EngineClient.generate` raises.
+    """
+    unfinished = {i: SampleText(vocabulary, rules, i) for i in range(request.params.n)}
+    async with aclosing(source.generate(request)) as outputs:
+        async for output in outputs:
+            sample = unfinished.get(output.sample_idx)
+            if sample is None:
+                continue  # on the way when a stop string ended the sample
+            if output.finish_reason == "abort":
+                raise RequestAbortedError("the engine aborted the request")
+            delta = sample.push(output)
+            if delta.finish_reason is not None:
+                del unfinished[output.sample_idx]
+            yield delta
+            if not unfinished:
+                return
+            if delta.finish_reason is not None and output.finish_reason is None:
+                source.end_sample(request.request_id, output.sample_idx)

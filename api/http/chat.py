@@ -1,0 +1,140 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hasten.api.http.answers import (
+    ChatAnswer,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatDelta,
+    Envelope,
+    UsageCounter,
+    chat_logprobs,
+)
+from hasten.api.http.body import decode_body, read_body
+from hasten.api.http.requests import ChatRequest
+from hasten.api.http.service import service_of
+from hasten.api.http.streaming import DONE, start_stream, while_connected
+from starlette.responses import Response
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from hasten.api.http.answers import ChatLogprobs
+    from hasten.api.http.served_model import ServedModel
+    from hasten.api.params import SamplingParams
+    from hasten.api.text.sample_text import SampleDelta, TokenRecord
+    from starlette.requests import Request
+
+
+@dataclass(slots=True)
+class _Job:
+    """One request, checked and tokenised. Errors about the prompt speak of `messages`."""
+
+    model: ServedModel
+    request: ChatRequest
+    params: SamplingParams
+    prompt: list[int]
+    request_id: str
+    seed: int
+
+    def deltas(self) -> AsyncGenerator[SampleDelta]:
+        return self.model.generate(
+            self.request_id, self.prompt, self.params, self.request, self.seed
+        )
+
+    def envelope(self, kind: str) -> Envelope:
+        return Envelope(
+            id=self.request_id,
+            object=kind,
+            created=int(time.time()),
+            model=self.model.name,
+            system_fingerprint=self.model.info.config_hash,
+            seed=self.seed,
+        )
+
+    def logprobs(self, tokens: Sequence[TokenRecord]) -> ChatLogprobs | None:
+        if self.params.logprobs is None:
+            return None
+        return chat_logprobs(self.model.tokenizer, tokens, self.params.logprobs)
+
+
+async def create_chat_completion(request: Request) -> Response:
+    """Answer a conversation, streamed or whole."""
+    model = service_of(request).require_model()
+    chat = decode_body(await read_body(request), ChatRequest)
+    model.check(chat)
+    params = chat.sampling_params(model.info.generation_defaults)
+    messages = chat.template_messages()
+    prompt = await while_connected(request.receive, model.chat_prompt(messages))
+    job = _Job(
+        model=model,
+        request=chat,
+        params=params,
+        prompt=prompt,
+        request_id=f"chatcmpl-{uuid.uuid4().hex}",
+        seed=model.new_seed() if chat.seed is None else chat.seed,
+    )
+    if chat.stream:
+        return await start_stream(request.receive, _events(job))
+    answer = await while_connected(request.receive, _collect(job))
+    return Response(answer, media_type="application/json")
+
+
+async def _events(job: _Job) -> AsyncGenerator[bytes]:
+    """The stream of a chat answer: one event for each step that lets a sample show something."""
+    usage = UsageCounter(len(job.prompt))
+    envelope = job.envelope("chat.completion.chunk")
+    encode = envelope.chunk_encoder(include_usage=job.request.include_usage)
+    begun: set[int] = set()
+    async with aclosing(job.deltas()) as deltas:
+        async for delta in deltas:
+            usage.add(delta)
+            if delta.is_empty:
+                continue
+            role = None if delta.sample_idx in begun else "assistant"
+            begun.add(delta.sample_idx)
+            yield encode(_chunk(job, delta, role))
+    if job.request.include_usage:
+        yield envelope.usage_chunk(usage.usage())
+    yield DONE
+
+
+def _chunk(job: _Job, delta: SampleDelta, role: str | None) -> ChatChunkChoice:
+    content = delta.text if delta.text or role else None
+    return ChatChunkChoice(
+        index=delta.sample_idx,
+        delta=ChatDelta(role=role, content=content),
+        logprobs=job.logprobs(delta.tokens),
+        finish_reason=delta.finish_reason,
+        stop_reason=delta.stop_reason,
+    )
+
+
+async def _collect(job: _Job) -> bytes:
+    """The whole answer: the deltas of each sample, joined."""
+    usage = UsageCounter(len(job.prompt))
+    by_sample: dict[int, list[SampleDelta]] = {}
+    async with aclosing(job.deltas()) as deltas:
+        async for delta in deltas:
+            usage.add(delta)
+            by_sample.setdefault(delta.sample_idx, []).append(delta)
+    choices = [_choice(job, by_sample[i]) for i in sorted(by_sample)]
+    return job.envelope("chat.completion").answer(choices, usage.usage())
+
+
+def _choice(job: _Job, deltas: list[SampleDelta]) -> ChatChoice:
+    last = deltas[-1]
+    return ChatChoice(
+        index=last.sample_idx,
+        message=ChatAnswer(role="assistant", content="".join(delta.text for delta in deltas)),
+        logprobs=job.logprobs([token for delta in deltas for token in delta.tokens]),
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+    )

@@ -1,0 +1,211 @@
+"""`POST /v1/completions`.
+
+Choices are numbered prompt by prompt: choice = prompt index * n + sample index.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hasten.api.http.answers import (
+    CompletionChoice,
+    CompletionLogprobs,
+    Envelope,
+    UsageCounter,
+    completion_logprobs,
+)
+from hasten.api.http.body import decode_body, read_body
+from hasten.api.http.requests import CompletionRequest
+from hasten.api.http.service import service_of
+from hasten.api.http.streaming import DONE, start_stream, while_connected
+from hasten.api.text.detokenizer import Detokenizer, text_of
+from starlette.responses import Response
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator, Sequence
+
+    from hasten.api.http.served_model import ServedModel
+    from hasten.api.params import SamplingParams
+    from hasten.api.text.sample_text import SampleDelta
+    from hasten.core.messages import PositionLogprobs
+    from starlette.requests import Request
+
+
+@dataclass(slots=True)
+class _Job:
+    """One request, checked and tokenised.
+
+    `prompt_logprobs`, by prompt, come with the first delta of each prompt's first sample, and
+    every sample that echoes the prompt shows them.
+    """
+
+    model: ServedModel
+    request: CompletionRequest
+    params: SamplingParams
+    prompts: list[list[int]]
+    request_id: str
+    seed: int
+    prompt_logprobs: dict[int, Sequence[PositionLogprobs | None]] = field(default_factory=dict)
+
+    def deltas(self, prompt_idx: int) -> AsyncGenerator[SampleDelta]:
+        return self.model.generate(
+            f"{self.request_id}-{prompt_idx}",
+            self.prompts[prompt_idx],
+            self.params,
+            self.request,
+            self.seed,
+        )
+
+    def envelope(self) -> Envelope:
+        return Envelope(
+            id=self.request_id,
+            object="text_completion",
+            created=int(time.time()),
+            model=self.model.name,
+            system_fingerprint=self.model.info.config_hash,
+            seed=self.seed,
+        )
+
+    def usage_counter(self) -> UsageCounter:
+        return UsageCounter(sum(map(len, self.prompts)))
+
+
+async def create_completion(request: Request) -> Response:
+    """Continue one or many prompts, streamed or whole."""
+    model = service_of(request).require_model()
+    completion = decode_body(await read_body(request), CompletionRequest)
+    model.check(completion)
+    params = completion.sampling_params(model.info.generation_defaults)
+    prompts = await while_connected(request.receive, _token_ids(model, completion))
+    job = _Job(
+        model=model,
+        request=completion,
+        params=params,
+        prompts=prompts,
+        request_id=f"cmpl-{uuid.uuid4().hex}",
+        seed=model.new_seed() if completion.seed is None else completion.seed,
+    )
+    if completion.stream:
+        return await start_stream(request.receive, _events(job))
+    answer = await while_connected(request.receive, _collect(job))
+    return Response(answer, media_type="application/json")
+
+
+async def _token_ids(model: ServedModel, request: CompletionRequest) -> list[list[int]]:
+    prompts = [
+        await model.encode(prompt) if isinstance(prompt, str) else prompt
+        for prompt in request.prompts()
+    ]
+    for prompt in prompts:
+        model.check_token_ids(prompt)
+    return prompts
+
+
+async def _events(job: _Job) -> AsyncGenerator[bytes]:
+    usage = job.usage_counter()
+    envelope = job.envelope()
+    encode = envelope.chunk_encoder(include_usage=job.request.include_usage)
+    writers: dict[tuple[int, int], _ChoiceWriter] = {}
+    async with aclosing(_merged(job)) as deltas:
+        async for prompt_idx, delta in deltas:
+            usage.add(delta, prompt_idx)
+            key = (prompt_idx, delta.sample_idx)
+            writer = writers.get(key) or writers.setdefault(key, _ChoiceWriter(job, prompt_idx))
+            choice = writer.choice([delta])
+            if choice.text or not delta.is_empty:
+                yield encode(choice)
+    if job.request.include_usage:
+        yield envelope.usage_chunk(usage.usage())
+    yield DONE
+
+
+async def _collect(job: _Job) -> bytes:
+    usage = job.usage_counter()
+    collected: dict[tuple[int, int], list[SampleDelta]] = {}
+    async with aclosing(_merged(job)) as deltas:
+        async for prompt_idx, delta in deltas:
+            usage.add(delta, prompt_idx)
+            collected.setdefault((prompt_idx, delta.sample_idx), []).append(delta)
+    choices = [
+        _ChoiceWriter(job, prompt_idx).choice(collected[prompt_idx, sample_idx])
+        for prompt_idx, sample_idx in sorted(collected)
+    ]
+    return job.envelope().answer(choices, usage.usage())
+
+
+async def _merged(job: _Job) -> AsyncGenerator[tuple[int, SampleDelta]]:
+    """The deltas of all prompts as they come, each with the index of its prompt."""
+    queue: asyncio.Queue[tuple[int, SampleDelta | None]] = asyncio.Queue()
+
+    async def feed(prompt_idx: int) -> None:
+        async with aclosing(job.deltas(prompt_idx)) as deltas:
+            async for delta in deltas:
+                if delta.prompt_logprobs is not None:
+                    job.prompt_logprobs[prompt_idx] = delta.prompt_logprobs
+                queue.put_nowait((prompt_idx, delta))
+
+    tasks = [asyncio.create_task(feed(i)) for i in range(len(job.prompts))]
+    everything = asyncio.gather(*tasks)
+    everything.add_done_callback(lambda _: queue.put_nowait((-1, None)))
+    try:
+        while True:
+            prompt_idx, delta = await queue.get()
+            if delta is None:
+                break
+            yield prompt_idx, delta
+        await everything
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _ChoiceWriter:
+    """Makes the choices of one sample; the first also echoes the prompt when asked to."""
+
+    def __init__(self, job: _Job, prompt_idx: int) -> None:
+        self._job = job
+        self._prompt_idx = prompt_idx
+        self._echo = job.request.echo
+        self._prompt_text = text_of(job.model.tokenizer, job.prompts[prompt_idx])
+
+    def choice(self, deltas: Sequence[SampleDelta]) -> CompletionChoice:
+        """One choice from some deltas that follow one another."""
+        last = deltas[-1]
+        text = "".join(delta.text for delta in deltas)
+        choice = CompletionChoice(
+            index=self._prompt_idx * self._job.params.n + last.sample_idx,
+            text=self._prompt_text + text if self._echo else text,
+            logprobs=self._logprobs(deltas),
+            finish_reason=last.finish_reason,
+            stop_reason=last.stop_reason,
+        )
+        self._echo = False
+        return choice
+
+    def _logprobs(self, deltas: Sequence[SampleDelta]) -> CompletionLogprobs | None:
+        num_top = self._job.request.logprobs
+        if num_top is None:
+            return None
+        begin = len(self._prompt_text) if self._job.request.echo else 0
+        generated = [
+            (token.token_id, begin + token.text_offset, token.logprobs)
+            for delta in deltas
+            for token in delta.tokens
+        ]
+        echoed = list(self._echoed()) if self._echo else []
+        return completion_logprobs(self._job.model.tokenizer, echoed + generated, num_top)
+
+    def _echoed(self) -> Iterator[tuple[int, int, PositionLogprobs | None]]:
+        """The prompt's tokens with their offsets in its text."""
+        logprobs = self._job.prompt_logprobs[self._prompt_idx]
+        detokenizer = Detokenizer(self._job.model.tokenizer)
+        offset = 0
+        for token_id, position in zip(self._job.prompts[self._prompt_idx], logprobs, strict=True):
+            yield token_id, offset, position
+            offset += len(detokenizer.push(token_id))

@@ -1,0 +1,83 @@
+"""Errors in OpenAI's shape: message, type, the field at fault in `param`, and a code."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from hasten.api.client import EngineError, RequestAbortedError, RequestRefusedError
+from hasten.api.text.chat_template import ChatTemplateError
+from hasten.core.params import InvalidParameterError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+_TYPES = {401: "authentication_error", 404: "not_found_error"}
+
+
+class ApiError(Exception):
+    """A request that is answered with an error. `param` is the field to change."""
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+
+    def body(self) -> dict[str, Any]:
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        return {
+            "error": {
+                "message": str(self),
+                "type": _TYPES.get(self.status, kind),
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    def response(self) -> Response:
+        return Response(
+            msgspec.json.encode(self.body()),
+            status_code=self.status,
+            media_type="application/json",
+        )
+
+
+def to_api_error(error: Exception) -> ApiError:
+    """How a client is told of an error from below."""
+    match error:
+        case ApiError():
+            told = error
+        case InvalidParameterError():
+            told = ApiError(400, str(error), param=error.field, code="invalid_value")
+        case RequestRefusedError():
+            told = ApiError(400, str(error), param=error.field, code="refused")
+        case ChatTemplateError():
+            told = ApiError(400, str(error), param="messages", code="chat_template")
+        case EngineError():
+            code = "aborted" if isinstance(error, RequestAbortedError) else "engine_failed"
+            told = ApiError(503, str(error), code=code)
+        case HTTPException():
+            told = ApiError(error.status_code, str(error.detail))
+        case _:
+            told = ApiError(500, "an error inside the server; see its log", code="internal")
+    return told
+
+
+async def answer_error(_request: Request, error: Exception) -> Response:
+    """Starlette's exception handler."""
+    return to_api_error(error).response()
+
+
+EXPECTED_ERRORS: tuple[type[Exception], ...] = (
+    ApiError,
+    ChatTemplateError,
+    EngineError,
+    HTTPException,
+    InvalidParameterError,
+    RequestRefusedError,
+)
