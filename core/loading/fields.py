@@ -41,12 +41,12 @@ class Fields:
             raise self.error(name, "is missing")
         return value
 
-    def integer(self, name: str, minimum: int = 1) -> int:
+    def integer(self, name: str, minimum: int = 1, maximum: int = 2**53) -> int:
         value = self.raw(name)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.error(name, f"must be an integer, got {_show(value)}")
-        if not minimum <= value < 2**53:
-            raise self.error(name, f"must be at least {minimum}, got {_show(value)}")
+        if not minimum <= value <= maximum:
+            raise self.error(name, f"must be from {minimum} to {maximum}, got {_show(value)}")
         return value
 
     def number(self, name: str, above: float = 0.0) -> float:

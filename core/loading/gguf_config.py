@@ -9,7 +9,7 @@ from __future__ import annotations
 from hasten.core.loading.errors import LoadError
 from hasten.core.loading.fields import Fields
 from hasten.core.loading.gguf_file import GGUFFile
-from hasten.core.models.config import DecoderConfig
+from hasten.core.models.config import MAX_HEAD_SIZE, MAX_LAYERS, DecoderConfig
 from hasten.core.models.rope import LinearScaling, Scaling, divide_frequencies, make_rope
 from hasten.kernels.ops import Rope
 from hasten.quant.gguf_blocks import decode
@@ -57,7 +57,7 @@ def _read_config(file: GGUFFile, fields: _ArchitectureFields, family: str) -> De
     own = fields.own
     own.refuse_unless("expert_count", (0,))
     hidden_size, num_heads = own.integer("embedding_length"), own.integer("attention.head_count")
-    num_layers = own.integer("block_count")
+    num_layers = own.integer("block_count", maximum=MAX_LAYERS)
     head_size = _head_size(own, hidden_size, num_heads)
     window = own.integer("attention.sliding_window") if "attention.sliding_window" in own else None
     return DecoderConfig(
@@ -85,11 +85,11 @@ def _read_config(file: GGUFFile, fields: _ArchitectureFields, family: str) -> De
 
 def _head_size(own: Fields, hidden_size: int, num_heads: int) -> int:
     if "attention.key_length" in own:
-        head_size = own.integer("attention.key_length")
+        head_size = own.integer("attention.key_length", maximum=MAX_HEAD_SIZE)
         own.refuse_unless("attention.value_length", (head_size,))
         return head_size
-    if hidden_size % num_heads:
-        raise own.error("attention.head_count", f"does not divide {hidden_size}")
+    if hidden_size % num_heads or hidden_size // num_heads > MAX_HEAD_SIZE:
+        raise own.error("attention.head_count", f"is {num_heads} for embeddings of {hidden_size}")
     return hidden_size // num_heads
 
 
@@ -102,7 +102,9 @@ def _vocab_size(file: GGUFFile) -> int:
 
 
 def _rope(file: GGUFFile, own: Fields, head_size: int) -> Rope:
-    rotary_dim = own.integer("rope.dimension_count") if "rope.dimension_count" in own else head_size
+    rotary_dim = head_size
+    if "rope.dimension_count" in own:
+        rotary_dim = own.integer("rope.dimension_count", maximum=head_size)
     theta = own.number("rope.freq_base") if "rope.freq_base" in own else DEFAULT_ROPE_THETA
     rope = make_rope(rotary_dim, theta, _scaling(own))
     factors = file.tensors.get(ROPE_FREQS)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hasten.core.loading.errors import LoadError
 from hasten.core.loading.fields import Fields
-from hasten.core.models.config import DecoderConfig
+from hasten.core.models.config import MAX_HEAD_SIZE, MAX_LAYERS, DecoderConfig
 from hasten.core.models.rope import LinearScaling, Llama3Scaling, Scaling, make_rope
 from hasten.kernels.ops import Activation, Rope
 
@@ -67,7 +67,7 @@ def _family(config: Fields) -> _Family:
 
 def _read_config(config: Fields, family: _Family) -> DecoderConfig:
     hidden_size, num_heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    num_layers = config.integer("num_hidden_layers")
+    num_layers = config.integer("num_hidden_layers", maximum=MAX_LAYERS)
     head_size = _head_size(config, family, hidden_size, num_heads)
     has_attention_bias = "attention_bias" in config and config.boolean("attention_bias")
     return DecoderConfig(
@@ -97,9 +97,9 @@ def _read_config(config: Fields, family: _Family) -> DecoderConfig:
 
 def _head_size(config: Fields, family: _Family, hidden_size: int, num_heads: int) -> int:
     if "head_dim" in config or not family.derives_head_size:
-        return config.integer("head_dim")
-    if hidden_size % num_heads:
-        raise config.error("num_attention_heads", f"does not divide hidden_size {hidden_size}")
+        return config.integer("head_dim", maximum=MAX_HEAD_SIZE)
+    if hidden_size % num_heads or hidden_size // num_heads > MAX_HEAD_SIZE:
+        raise config.error("num_attention_heads", f"is {num_heads} for hidden_size {hidden_size}")
     return hidden_size // num_heads
 
 

@@ -10,6 +10,10 @@ from dataclasses import dataclass
 
 from hasten.kernels.ops import Activation, Rope
 
+MAX_LAYERS = 4096
+MAX_HEAD_SIZE = 4096
+"""Beyond these a number is damage, and believing it would cost memory before anything else."""
+
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
