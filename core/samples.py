@@ -88,8 +88,9 @@ class Sample:
 
 
 def make_samples(added: AddRequest, first_arrival: int) -> list[Sample]:
-    """The n samples of a client's request."""
+    """The n samples of a client's request; the prompt is scored by sample 0 alone."""
     params = added.params
+    unscored = msgspec.structs.replace(params, prompt_logprobs=None) if params.n > 1 else params
     prompt = tuple(added.prompt_token_ids)
     stop = StopRule(params.terminal_token_ids, params.max_tokens)
     samples = []
@@ -98,7 +99,7 @@ def make_samples(added: AddRequest, first_arrival: int) -> list[Sample]:
             request_id=RequestId(f"{added.request_id}/{idx}"),
             group_id=added.request_id,
             prompt_token_ids=prompt,
-            params=params,
+            params=unscored if idx else params,
             arrival=first_arrival + idx,
             sample_idx=idx,
             priority=added.priority,
