@@ -21,11 +21,11 @@ import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 import uvloop
-from hasten.api.client import EngineClient
+from hasten.api.client import EXIT_GRACE_S, EngineClient
 from hasten.api.engine_process import DEFAULT_FACTORY
 from hasten.api.http.app import create_app
 from hasten.api.http.metrics import Metrics
@@ -63,6 +63,7 @@ class Parts:
 
     engine_factory: str = DEFAULT_FACTORY
     load_tokenizer: Callable[[EngineOptions], TextCodec] = tokenizer_of
+    hide_engine_log: bool = False
 
 
 def run_server(engine: EngineOptions, server: ServerOptions, parts: Parts | None = None) -> int:
@@ -71,7 +72,7 @@ def run_server(engine: EngineOptions, server: ServerOptions, parts: Parts | None
     Raises ServerStartError, EngineStartError or ValueError when it cannot start.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_Server(engine, server, parts or Parts()).run())
+        return runner.run(Server(engine, server, parts or Parts()).run(catch_signals=True))
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
@@ -96,36 +97,41 @@ class _QuietUvicorn(uvicorn.Server):
         yield
 
 
-class _Server:
+class Server:
+    """One server, from binding its port to having cleaned up after itself."""
+
     def __init__(self, engine: EngineOptions, server: ServerOptions, parts: Parts) -> None:
         self._engine_options = engine
         self._options = server
         self._parts = parts
         self._service = Service(metrics=Metrics(), api_key=server.api_key)
-        self._signalled = asyncio.Event()
+        self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
         self._begin_s = time.monotonic()
 
-    async def run(self) -> int:
-        self._catch_signals()
+    async def run(
+        self, *, catch_signals: bool, on_ready: Callable[[str], None] = lambda _: None
+    ) -> int:
+        """Serve until `stop`; returns the exit status. `on_ready` gets the URL."""
+        if catch_signals:
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, self.stop)
         with bind_socket(self._options.host, self._options.port) as bound:
+            url = _url(self._options.host, bound.getsockname()[1])
             web = self._web_server()
             serving = asyncio.create_task(web.serve(sockets=[bound]))
             try:
-                return await self._serve_engine(bound)
+                return await self._serve_engine(url, on_ready)
             finally:
                 web.should_exit = True
                 await serving
 
-    def _catch_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal)
-
-    def _on_signal(self) -> None:
-        if self._signalled.is_set():
+    def stop(self) -> None:
+        """Begin to shut down; called again, at once."""
+        if self._stopping.is_set():
             self._hurry.set()
-        self._signalled.set()
+        self._stopping.set()
 
     def _web_server(self) -> _QuietUvicorn:
         return _QuietUvicorn(
@@ -141,38 +147,43 @@ class _Server:
             )
         )
 
-    async def _serve_engine(self, bound: socket.socket) -> int:
-        """Start the engine and stay until a signal comes or the engine dies."""
+    async def _serve_engine(self, url: str, on_ready: Callable[[str], None]) -> int:
+        """Start the engine and stay until told to stop, or until the engine dies."""
         starting = asyncio.create_task(self._start_model())
-        if await self._first_of(starting) is not starting:
+        if not await self._done_before_stop(starting):
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
             return _INTERRUPTED
         model = starting.result()
         self._service.become_ready(model)
-        self._announce(model, bound)
+        logger.info("ready after %.1f s", time.monotonic() - self._begin_s)
+        logger.info("Serving %s on %s", model.name, url)
+        on_ready(url)
         dying = asyncio.create_task(model.client.wait_dead())
         try:
-            if await self._first_of(dying) is dying:
+            if await self._done_before_stop(dying):
                 return await self._report_death(model)
             return await self._drain(model)
         finally:
             dying.cancel()
             model.close()
-            await model.client.close(grace_s=0.0 if self._hurry.is_set() else 5.0)
+            await model.client.close(grace_s=0.0 if self._hurry.is_set() else EXIT_GRACE_S)
 
-    async def _first_of(self, task: asyncio.Task[ServedModel] | asyncio.Task[None]) -> object:
-        """`task` when it is done before a signal comes, else None."""
-        signalled = asyncio.create_task(self._signalled.wait())
-        await asyncio.wait((task, signalled), return_when=asyncio.FIRST_COMPLETED)
-        signalled.cancel()
-        return task if task.done() else None
+    async def _done_before_stop(self, task: asyncio.Task[Any]) -> bool:
+        stopping = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        return task.done()
 
     async def _start_model(self) -> ServedModel:
         """The engine's process and this one's text half load at the same time."""
         options = self._engine_options
         text = asyncio.create_task(asyncio.to_thread(self._load_text))
-        engine = asyncio.create_task(EngineClient.start(options, self._parts.engine_factory))
+        engine = asyncio.create_task(
+            EngineClient.start(
+                options, self._parts.engine_factory, quiet=self._parts.hide_engine_log
+            )
+        )
         try:
             tokenizer, template = await text
             client = await engine
@@ -186,16 +197,10 @@ class _Server:
         tokenizer = self._parts.load_tokenizer(self._engine_options)
         return tokenizer, load_template(self._engine_options.model.chat_template, tokenizer)
 
-    def _announce(self, model: ServedModel, bound: socket.socket) -> None:
-        host = f"[{self._options.host}]" if ":" in self._options.host else self._options.host
-        took_s = time.monotonic() - self._begin_s
-        logger.info("ready after %.1f s", took_s)
-        logger.info("Serving %s on http://%s:%d", model.name, host, bound.getsockname()[1])
-
     async def _report_death(self, model: ServedModel) -> int:
         logger.error("the engine has died: %s", model.client.failure)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._signalled.wait(), LINGER_S)
+            await asyncio.wait_for(self._stopping.wait(), LINGER_S)
         return _FAILED
 
     async def _drain(self, model: ServedModel) -> int:
@@ -214,6 +219,10 @@ class _Server:
             await asyncio.sleep(0.05)
         model.client.abort_all("the server is shutting down")
         return _OK
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def load_template(path: str | None, tokenizer: TextCodec) -> ChatTemplate | None:

@@ -1,0 +1,5 @@
+"""`python -m hasten.api.cli` is the `hasten` command."""
+
+from hasten.api.cli.main import main
+
+main(prog_name="hasten")

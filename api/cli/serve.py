@@ -1,0 +1,39 @@
+"""`hasten serve`: the HTTP server."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import click
+from hasten.api.cli.flags import FlagCommand, build_options
+from hasten.core.options import EngineOptions, ServerOptions
+
+
+@click.command(cls=FlagCommand, option_classes=(EngineOptions, ServerOptions))
+@click.argument("model_argument", metavar="[MODEL]", required=False)
+def serve(model_argument: str | None, **values: Any) -> None:
+    """Serve MODEL over HTTP, with OpenAI's API.
+
+    MODEL is a directory, a GGUF file, or 'embedded' (the default): the same as --model.
+    """
+    if model_argument is not None:
+        if click.get_current_context().get_parameter_source("model") is not _DEFAULT:
+            raise click.UsageError("give the model as an argument or with --model, not both")
+        values["model"] = model_argument
+    engine = build_options(EngineOptions, values)
+    server = build_options(ServerOptions, values)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    # Here and not above: --help should not wait for a web server to be imported.
+    from hasten.api.client import EngineError
+    from hasten.api.http.server import ServerStartError, run_server
+
+    try:
+        status = run_server(engine, server)
+    except (ServerStartError, EngineError, ValueError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    sys.exit(status)
+
+
+_DEFAULT = click.core.ParameterSource.DEFAULT
