@@ -12,25 +12,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hasten.core.loading.errors import LoadError
-from hasten.core.loading.fields import Fields, read_json
+from hasten.core.loading.fields import Fields, read_json, read_json_object
 from hasten.core.loading.fingerprint import fingerprint
 from hasten.core.loading.gguf_config import read_gguf_config
 from hasten.core.loading.gguf_file import GGUFFile, open_gguf
 from hasten.core.loading.gguf_source import GGUFSource
 from hasten.core.loading.hf_config import read_hf_config
 from hasten.core.loading.locate import ModelLocation, locate_model
+from hasten.core.loading.quantize import LoadTimeQuantization
+from hasten.core.loading.quantized_source import QuantizedSource
 from hasten.core.loading.safetensors_files import (
     SafetensorsFiles,
     SafetensorsSource,
     open_safetensors,
 )
-from hasten.core.loading.source import read_weights
+from hasten.core.loading.source import TensorSource, read_weights
 from hasten.core.models import DecoderConfig, build_program, weight_specs
 from hasten.core.models.weights import EMBED_KEY, LM_HEAD_KEY
 from hasten.kernels.dtypes import DType
 from hasten.kernels.program import Program, WeightName
-from hasten.kernels.weights import DenseWeight, StackedWeight, Weight
-from hasten.quant.grouped_int import LOAD_TIME_SCHEMES
+from hasten.kernels.weights import Weight
 
 logger = logging.getLogger(__name__)
 
@@ -98,17 +99,26 @@ def read_model_info(reference: str) -> ModelInfo:
     return _directory_info(location)
 
 
-def load_model(reference: str, *, quantization: str | None = None) -> LoadedModel:
+def load_model(
+    reference: str, *, quantization: str | None = None, quantize_lm_head: bool = False
+) -> LoadedModel:
     """Load `embedded`, a Hugging Face directory or a .gguf file.
 
-    `quantization` ("int4", "int8") converts the linear layers, but not the embedding and the head,
-    of a model whose weights are not quantised yet. Raises LoadError, with one line that names the
-    file, tensor, field or option concerned.
+    `quantization` ("fp8", "int4", "int8") converts the linear layers, with `quantize_lm_head` the
+    head too. Raises LoadError, with one line that names the file, tensor, field or option
+    concerned.
     """
-    _check_quantization(quantization)
+    if quantization is None and quantize_lm_head:
+        raise LoadError("--quantize-lm-head says nothing without --quantization")
+    conversion = (
+        None if quantization is None else LoadTimeQuantization(quantization, quantize_lm_head)
+    )
     location = locate_model(reference)
     model = _load_gguf(location) if location.is_gguf else _load_directory(location)
-    return model if quantization is None else _quantize(model, quantization)
+    if conversion is None:
+        return model
+    weights = conversion.apply(weight_specs(model.config), model.weights)
+    return LoadedModel(model.info, weights, f"{model.content_hash}-{conversion.key}")
 
 
 def _load_gguf(location: ModelLocation) -> LoadedModel:
@@ -130,18 +140,30 @@ def _gguf_info(location: ModelLocation, file: GGUFFile) -> ModelInfo:
 def _load_directory(location: ModelLocation) -> LoadedModel:
     info = _directory_info(location)
     files = open_safetensors(location.path)
-    source = SafetensorsSource(files, _ignored_tensors(files, info.config))
+    source = _source(location, files, _ignored_tensors(files, info.config))
     weights = read_weights(weight_specs(info.config), source)
     headers = ((location.path / "config.json").read_bytes(), *files.headers)
     content_hash = fingerprint(headers, (stored.raw for stored in files.tensors.values()))
     return LoadedModel(info, weights, content_hash)
 
 
+def _source(
+    location: ModelLocation, files: SafetensorsFiles, ignored: frozenset[str]
+) -> TensorSource:
+    """The tensors, through the format that the configuration names if they are quantised."""
+    config = read_json_object(location.path / "config.json").get("quantization_config")
+    if config is None:
+        return SafetensorsSource(files, ignored)
+    if not isinstance(config, dict):
+        raise LoadError(
+            f"{location.path / 'config.json'}: field 'quantization_config' is no object"
+        )
+    return QuantizedSource(files, config, ignored)
+
+
 def _directory_info(location: ModelLocation) -> ModelInfo:
     config_path = location.path / "config.json"
     fields = read_json(config_path)
-    if "quantization_config" in fields:
-        raise fields.error("quantization_config", "is present; such checkpoints are not supported")
     config = read_hf_config(fields)
     generation_path = location.path / "generation_config.json"
     generation = (
@@ -193,30 +215,3 @@ def _ignored_tensors(files: SafetensorsFiles, config: DecoderConfig) -> frozense
             )
         ignored.add(LM_HEAD_KEY)
     return frozenset(ignored)
-
-
-def _check_quantization(quantization: str | None) -> None:
-    if quantization is not None and quantization not in LOAD_TIME_SCHEMES:
-        raise LoadError(
-            f"--quantization {quantization} is not supported; "
-            f"supported: {', '.join(LOAD_TIME_SCHEMES)}"
-        )
-
-
-def _quantize(model: LoadedModel, quantization: str) -> LoadedModel:
-    weights = dict(model.weights)
-    for spec in weight_specs(model.config):
-        if spec.quantizable:
-            weights[spec.name] = _quantize_weight(spec.name, weights[spec.name], quantization)
-    return LoadedModel(model.info, weights, f"{model.content_hash}-{quantization}")
-
-
-def _quantize_weight(name: WeightName, weight: Weight, quantization: str) -> Weight:
-    if isinstance(weight, StackedWeight) or not isinstance(weight, DenseWeight):
-        raise LoadError(
-            f"--quantization {quantization}: weight {name!r} is quantised in the file already"
-        )
-    try:
-        return LOAD_TIME_SCHEMES[quantization](weight)
-    except ValueError as error:
-        raise LoadError(f"--quantization {quantization}: weight {name!r}: {error}") from error
