@@ -99,7 +99,7 @@ def test_configuration_of_a_llama(tmp_path: Path) -> None:
 def test_rope_factors_stretch_frequencies_as_llama3_does(tmp_path: Path) -> None:
     scaled = make_rope(HEAD_SIZE, 10000.0, Llama3Scaling(8.0, 1.0, 4.0, 64))
     plain = make_rope(HEAD_SIZE, 10000.0)
-    factors = np.asarray(plain.inv_freq, np.float32) / np.asarray(scaled.inv_freq, np.float32)
+    factors = np.divide(plain.inv_freq, scaled.inv_freq).astype(np.float32)
     path = tmp_path / "tiny.gguf"
     write_gguf(path, TinyGGUF(tensors={"rope_freqs.weight": factors}))
     assert read_model_info(str(path)).config.rope.inv_freq == pytest.approx(scaled.inv_freq, 1e-6)

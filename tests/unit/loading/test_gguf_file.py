@@ -118,5 +118,5 @@ def test_overlapping_tensors_are_refused(tmp_path: Path, content: bytes) -> None
 def test_a_key_twice_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "twice.gguf"
     path.write_bytes(content.replace(b"llama.rope.freq_base", b"llama.context_length", 1))
-    with pytest.raises(LoadError, match="'llama.context_length' occurs twice"):
+    with pytest.raises(LoadError, match=r"'llama\.context_length' occurs twice"):
         open_gguf(path)

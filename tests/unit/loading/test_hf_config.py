@@ -49,7 +49,7 @@ def test_llama() -> None:
     assert (config.head_size, config.num_kv_heads) == (16, 2)
     assert config.rope == make_rope(16, 10000.0)
     assert config.activation is Activation.SILU
-    assert not (config.qkv_bias or config.o_bias or config.mlp_bias or config.qk_norm)
+    assert not any((config.qkv_bias, config.o_bias, config.mlp_bias, config.qk_norm))
     assert not config.tie_word_embeddings
 
 

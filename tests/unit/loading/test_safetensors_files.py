@@ -56,7 +56,7 @@ def test_an_unaligned_tensor_is_copied(tmp_path: Path) -> None:
     pad = {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}
     raw = json.dumps({"p": pad, "x": entry}).encode()
     raw += b" " * (-len(raw) % 8)
-    rewrite(tmp_path / "model.safetensors", raw, b"\0" + np.float32([1, 2]).tobytes())
+    rewrite(tmp_path / "model.safetensors", raw, b"\0" + np.array([1, 2], np.float32).tobytes())
     array = open_safetensors(tmp_path).tensors["x"].array()
     assert array.flags.aligned
     assert array.tolist() == [1.0, 2.0]
