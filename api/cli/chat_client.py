@@ -52,10 +52,10 @@ class ChatClient:
     """One server. `statistics` describes the last answer that ran to its end."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
-        self._url = url.rstrip("/").removesuffix("/v1")
-        self._headers = {"Content-Type": "application/json"}
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self.headers = {"Content-Type": "application/json"}
         if api_key is not None:
-            self._headers["Authorization"] = f"Bearer {api_key}"
+            self.headers["Authorization"] = f"Bearer {api_key}"
         self.statistics: ChatStatistics | None = None
 
     def model_name(self) -> str:
@@ -92,7 +92,7 @@ class ChatClient:
 
     def _open(self, path: str, body: Mapping[str, Any] | None) -> HTTPResponse:
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self._url + path, data, self._headers)  # noqa: S310  the user's own URL
+        request = urllib.request.Request(self.url + path, data, self.headers)  # noqa: S310  the user's own URL
         try:
             response: HTTPResponse = urllib.request.urlopen(request, timeout=CONNECT_TIMEOUT_S)  # noqa: S310  as above
         except urllib.error.HTTPError as error:
@@ -100,7 +100,7 @@ class ChatClient:
                 raise ChatError(_message(error.read(), str(error))) from error
         except (urllib.error.URLError, OSError, ValueError) as error:
             reason = getattr(error, "reason", error)
-            raise ChatError(f"{self._url} does not answer: {reason}") from error
+            raise ChatError(f"{self.url} does not answer: {reason}") from error
         return response
 
 
