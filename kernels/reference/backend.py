@@ -1,0 +1,105 @@
+"""`ReferenceBackend`: the op table in torch, and compiling a program against it."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import torch
+from hasten.kernels import ops
+from hasten.kernels.backend import UnsupportedOpError
+from hasten.kernels.dtypes import DType
+from hasten.kernels.reference import (
+    act_mul,
+    embed,
+    gather_rows,
+    linear,
+    paged_attention,
+    rms_norm,
+    rope_store_kv,
+    sample,
+    tap,
+)
+from hasten.kernels.reference.binding import Binder
+from hasten.kernels.reference.executable import ReferenceExecutable
+from hasten.kernels.reference.kv_cache import ReferenceKVCache
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hasten.kernels.backend import KVCache, KVPlan
+    from hasten.kernels.program import Capacity, KVGroupSpec, Program, WeightName
+    from hasten.kernels.weights import Weight
+
+_MODULES: dict[type[ops.Op], ModuleType] = {
+    ops.Embed: embed,
+    ops.RmsNorm: rms_norm,
+    ops.Linear: linear,
+    ops.RopeStoreKV: rope_store_kv,
+    ops.PagedAttention: paged_attention,
+    ops.ActMul: act_mul,
+    ops.GatherRows: gather_rows,
+    ops.Tap: tap,
+    ops.Sample: sample,
+}
+
+
+class ReferenceBackend:
+    """Plain torch. `num_threads`, where given, is set for the whole process, as torch has it."""
+
+    name = "reference"
+    activation_dtypes = (DType.BF16, DType.F32)
+    kv_dtypes = (DType.BF16, DType.F32)
+
+    def __init__(self, num_threads: int | None = None, device: str = "cpu") -> None:
+        self._device = torch.device(device)
+        if num_threads is not None:
+            torch.set_num_threads(num_threads)
+
+    def supports(self, op: ops.Op, weights: Mapping[WeightName, Weight]) -> str | None:
+        module = _MODULES.get(type(op))
+        if module is None:
+            return "the reference backend has no such op"
+        for buffer in (*op.reads(), *op.writes()):
+            if buffer.dtype not in self.activation_dtypes:
+                return f"activations of {buffer.dtype}"
+        reason: str | None = module.supports(op, weights)
+        return reason
+
+    def kv_block_bytes(self, spec: KVGroupSpec, block_size: int) -> int:
+        self._check_kv(spec)
+        values = 2 * spec.num_layers * spec.num_kv_heads * spec.head_size
+        return values * block_size * spec.dtype.itemsize
+
+    def allocate_kv(self, plan: KVPlan) -> ReferenceKVCache:
+        for spec in plan.groups:
+            self._check_kv(spec)
+        return ReferenceKVCache(plan, self._device)
+
+    def compile(
+        self,
+        program: Program,
+        weights: Mapping[WeightName, Weight],
+        kv_cache: KVCache,
+        capacity: Capacity,
+    ) -> ReferenceExecutable:
+        if not isinstance(kv_cache, ReferenceKVCache):
+            raise TypeError("the KV cache was allocated by another backend")
+        for op in program.ops:
+            reason = self.supports(op, weights)
+            if reason is not None:
+                raise UnsupportedOpError(f"{op.name}: {reason}")
+        with torch.inference_mode():
+            binder = Binder(weights, kv_cache, capacity, self._device, program.vocab_size)
+            binder.allocate(program.buffers)
+            body, head = (
+                [_MODULES[type(op)].bind(op, binder) for op in half] for half in program.split()
+            )
+        return ReferenceExecutable(program, binder, body, head)
+
+    def _check_kv(self, spec: KVGroupSpec) -> None:
+        if spec.dtype not in self.kv_dtypes:
+            raise UnsupportedOpError(
+                f"paged_attention: the reference backend keeps no KV cache of {spec.dtype}, "
+                f"only of {', '.join(self.kv_dtypes)}"
+            )
