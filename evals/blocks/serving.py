@@ -1,0 +1,119 @@
+"""Latency at stated loads, both sides in turns: TTFT, time between tokens, tokens per second.
+
+Rounds alternate, so that a machine that slows down in the middle slows both. A round, not a token,
+is what gets resampled: the tokens of one round share the machine's mood.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+from hasten.evals.blocks.limits import check_limits
+from hasten.evals.gate import Measure
+from hasten.evals.harm import BootstrapHarm
+from hasten.evals.rows import PromptRow
+from hasten.evals.target import Prompt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hasten.evals.pair import Pair
+    from hasten.evals.target import Target, Timing
+
+
+class Round(msgspec.Struct, frozen=True, kw_only=True):
+    """One load on one side, summarised. Seconds; rates in tokens per second."""
+
+    concurrency: int
+    ttft_s: float  # median over requests
+    itl_s: float  # median over tokens
+    itl_p99_s: float
+    tokens_per_s: float
+
+    @classmethod
+    def of(cls, concurrency: int, timings: Sequence[Timing]) -> Round:
+        gaps = np.concatenate([timing.gaps_s for timing in timings])
+        end_s = max(timing.sent_s + timing.arrivals_s[-1] for timing in timings)
+        num_tokens = sum(len(timing.arrivals_s) for timing in timings)
+        return cls(
+            concurrency=concurrency,
+            ttft_s=float(np.median([timing.ttft_s for timing in timings])),
+            itl_s=float(np.median(gaps)),
+            itl_p99_s=float(np.quantile(gaps, 0.99)),
+            tokens_per_s=num_tokens / end_s,
+        )
+
+
+class ServingResult(msgspec.Struct, frozen=True, tag="serving"):
+    baseline: list[Round]
+    candidate: list[Round]
+
+
+_RATIOS: dict[str, Callable[[Round, Round], float]] = {
+    "ttft_ratio": lambda base, cand: cand.ttft_s / base.ttft_s,
+    "itl_ratio": lambda base, cand: cand.itl_s / base.itl_s,
+    "itl_p99_ratio": lambda base, cand: cand.itl_p99_s / base.itl_p99_s,
+    "time_per_token_ratio": lambda base, cand: base.tokens_per_s / cand.tokens_per_s,
+}
+
+
+class ServingBlock(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag_field="kind",
+    tag="serving",
+    forbid_unknown_fields=True,
+):
+    """`num_rounds` rounds at each concurrency, of two prompts per place; ratios above 1 are slower.
+
+    Every measure exists for each concurrency: the limits "itl_ratio" hold at all of them.
+    """
+
+    name: str
+    source: str = "hasten:prompts.jsonl"
+    concurrency: list[int]
+    num_rounds: int
+    max_tokens: int
+    limits: dict[str, float] = {}
+
+    def __post_init__(self) -> None:
+        check_limits(self.name, self.limits, tuple(_RATIOS))
+        if self.max_tokens < 2:
+            raise ValueError(f"{self.name}: the time between tokens needs at least two of them")
+
+    def observe(self, pair: Pair) -> ServingResult:
+        rows = pair.data.rows(self.source, PromptRow)
+        result = ServingResult([], [])
+        sides = ((pair.baseline, result.baseline), (pair.candidate, result.candidate))
+        todo = [level for level in self.concurrency for _ in range(self.num_rounds)]
+        for done, level in enumerate(todo):
+            pair.progress.advance(done, len(todo))
+            # Who goes first alternates too.
+            for target, rounds in sides if done % 2 == 0 else reversed(sides):
+                prompts = self._prompts(target, rows, 2 * level)
+                rounds.append(Round.of(level, target.time_load(prompts, level)))
+        return result
+
+    def measures(self, result: ServingResult) -> list[Measure]:
+        measures = []
+        for level in self.concurrency:
+            base, cand = (
+                [one for one in side if one.concurrency == level]
+                for side in (result.baseline, result.candidate)
+            )
+            for name, ratio in _RATIOS.items():
+                logs = [[np.log(ratio(b, c))] for b, c in zip(base, cand, strict=True)]
+                harm = BootstrapHarm.exp_mean(logs, "rounds")
+                measures.append(
+                    Measure(f"{self.name}.{name}@{level}", "ratio", harm, self.limits.get(name))
+                )
+        return measures
+
+    def _prompts(self, target: Target, rows: Sequence[PromptRow], num: int) -> list[Prompt]:
+        return [
+            Prompt(target.render(rows[i % len(rows)].messages), self.max_tokens, ignore_eos=True)
+            for i in range(num)
+        ]

@@ -1,0 +1,217 @@
+"""An engine in this process as a target.
+
+Scores and continuations go through the engine as served requests do: scheduler, paged cache,
+batching, prefix cache. Full distributions need the logits themselves; see `logits`. Exercised by
+`pytest tests/evals`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hasten.api.text.chat_template import ChatTemplate, ChatTemplateError
+from hasten.api.text.tokenizer import Tokenizer, load_tokenizer
+from hasten.core.build import ModelBinding, assemble, settle_memory, step_capacity
+from hasten.core.engine import Engine
+from hasten.core.latency import profile
+from hasten.core.loading import load_model
+from hasten.core.params import GenerationParams
+from hasten.core.runner import InProcessExecutor
+from hasten.evals.canonical import content_hash
+from hasten.evals.configuration import Configuration, environment_parts
+from hasten.evals.driver import EngineDriver
+from hasten.evals.logits import LogitsReader
+from hasten.evals.target import (
+    CannotMeasureError,
+    Continuation,
+    Message,
+    Prompt,
+    Scored,
+    Timing,
+    TokenScores,
+)
+from hasten.kernels.backend import KVPlan, get_backend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hasten.core.memory import MemoryPlan
+    from hasten.core.messages import PositionLogprobs
+    from hasten.core.options import EngineOptions
+    from hasten.core.protocols import Executor
+    from hasten.evals.distribution import Distribution
+
+PROFILE_S = 0.3
+SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token")
+
+
+def _unchanged(value: object) -> object:
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A planted fault, to prove that the gate sees it: see `hasten.evals.faults`.
+
+    `name` becomes part of the configuration, so a damaged run is never taken for a sound one.
+    """
+
+    name: str
+    binding: Callable[[ModelBinding], ModelBinding] = lambda binding: binding
+    executor: Callable[[Executor], Executor] = lambda executor: executor
+    template: Callable[[str], str] = lambda source: source
+
+
+SOUND = Damage("")
+
+
+class EngineTarget:
+    """A model in this process, greedy."""
+
+    def __init__(self, options: EngineOptions, damage: Damage = SOUND) -> None:
+        """Load and compile. Raises what building an engine raises."""
+        backend = get_backend(options.execution.kernels, options.execution.num_threads)
+        model = load_model(options.model.model, quantization=options.model.quantization)
+        self._binding = damage.binding(ModelBinding.resolve(model, backend, options))
+        self._options = options
+        self._plan = settle_memory(self._binding, options)
+        self._tokenizer = load_tokenizer(options.model.tokenizer or options.model.model)
+        self._template = damage.template(_template_source(options, self._tokenizer))
+        engine = _build(self._binding, self._plan, options, damage)
+        self._driver = EngineDriver(engine, self._tokenizer, model.eos_token_ids)
+        self._logits: LogitsReader | None = None
+        self.configuration = self._describe(damage)
+
+    @property
+    def max_len(self) -> int:
+        return self._plan.max_model_len
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
+    def render(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        if not self._template:
+            raise CannotMeasureError(f"{self.configuration.name} has no chat template")
+        info = self._tokenizer.info
+        special = {name: getattr(info, name) for name in SPECIAL_TOKENS if getattr(info, name)}
+        try:
+            return self.encode(ChatTemplate(self._template, special).render(messages))
+        except ChatTemplateError as error:
+            raise CannotMeasureError(str(error)) from error
+
+    def distribution(self, scored: Scored) -> Distribution:
+        self._check_len(len(scored.token_ids))
+        if self._logits is None:
+            block_size = self._options.cache.block_size
+            self._logits = LogitsReader(self._binding, self.max_len, block_size)
+        return self._logits.read(scored)
+
+    def score(self, scored: Sequence[Scored]) -> list[TokenScores]:
+        params = GenerationParams(max_tokens=1, seed=0, temperature=0.0, prompt_logprobs=1)
+        for one in scored:
+            self._check_len(len(one.token_ids) + 1)
+        done = self._driver.run([(one.token_ids, params) for one in scored])
+        return [
+            _scores(finished.prompt_logprobs, one)
+            for one, finished in zip(scored, done, strict=True)
+        ]
+
+    def continue_greedily(
+        self, prompts: Sequence[Prompt], *, fresh_cache: bool = False
+    ) -> list[Continuation]:
+        done = self._driver.run(
+            [(prompt.token_ids, self._params(prompt)) for prompt in prompts],
+            stops=[prompt.stop for prompt in prompts],
+            fresh_cache=fresh_cache,
+        )
+        return [Continuation(tuple(f.token_ids), f.text, f.finish_reason or "") for f in done]
+
+    def time_load(self, prompts: Sequence[Prompt], concurrency: int) -> list[Timing]:
+        done = self._driver.run(
+            [(prompt.token_ids, self._params(prompt)) for prompt in prompts],
+            fresh_cache=True,
+            concurrency=concurrency,
+        )
+        return [Timing(f.sent_s, [at - f.sent_s for at in f.arrivals_s]) for f in done]
+
+    def close(self) -> None:
+        self._driver.abort_all()
+
+    def _params(self, prompt: Prompt) -> GenerationParams:
+        self._check_len(len(prompt.token_ids) + prompt.max_tokens)
+        return GenerationParams(
+            max_tokens=prompt.max_tokens,
+            seed=0,
+            temperature=0.0,
+            eos_token_ids=self._binding.model.eos_token_ids,
+            ignore_eos=prompt.ignore_eos,
+        )
+
+    def _check_len(self, num_tokens: int) -> None:
+        if num_tokens > self.max_len:
+            raise CannotMeasureError(
+                f"{num_tokens} tokens exceed what {self.configuration.name} holds ({self.max_len})"
+            )
+
+    def _describe(self, damage: Damage) -> Configuration:
+        """Whatever can change an answer; names are shown, contents decide."""
+        model = self._options.model
+        parts = {
+            **environment_parts(),
+            **self._binding.identity(),
+            "tokenizer": content_hash([self.encode(text) for text in _PROBES]),
+            "chat_template": hashlib.sha256(self._template.encode()).hexdigest(),
+            "quantization": model.quantization or "as stored",
+            "block_size": str(self._options.cache.block_size),
+            "max_model_len": str(self.max_len),
+        }
+        name = f"{model.model} ({self._binding.backend.name}, {model.quantization or 'as stored'})"
+        if damage is not SOUND:
+            parts["damage"] = damage.name
+            name = f"{name} with {damage.name}"
+        return Configuration(name, parts)
+
+
+_PROBES = (
+    "The quick brown fox, 1234567890 times: don't you see?",
+    "def f(x):\n    return x ** 2  # tabs\tand spaces",
+    "Straße, naïve, Привет, 今日は, 🙂🚲",
+)
+"""Texts whose token ids tell one tokeniser from another."""
+
+
+def _template_source(options: EngineOptions, tokenizer: Tokenizer) -> str:
+    if options.model.chat_template is not None:
+        return Path(options.model.chat_template).read_text(encoding="utf-8")
+    return tokenizer.chat_template or ""
+
+
+def _build(
+    binding: ModelBinding, plan: MemoryPlan, options: EngineOptions, damage: Damage
+) -> Engine:
+    capacity = step_capacity(options, plan.max_model_len)
+    kv_plan = KVPlan(binding.program.kv_groups, plan.num_blocks, plan.block_size)
+    executor = InProcessExecutor(
+        binding.backend, binding.program, binding.model.weights, kv_plan, capacity
+    )
+    step_times = profile(executor.measure, capacity, PROFILE_S)
+    return Engine(assemble(binding, damage.executor(executor), plan, options, step_times))
+
+
+def _scores(
+    prompt_logprobs: Sequence[PositionLogprobs | None] | None, scored: Scored
+) -> TokenScores:
+    assert prompt_logprobs is not None
+    rows = [row for row in prompt_logprobs[scored.start :] if row is not None]
+    assert len(rows) == len(scored.token_ids) - scored.start
+    return TokenScores(
+        logprobs=[row.token_logprob for row in rows],
+        top_ids=[row.top_token_ids[0] for row in rows],
+        top_logprobs=[row.top_logprobs[0] for row in rows],
+    )

@@ -1,0 +1,135 @@
+"""Data from files: found, hashed, and read strictly.
+
+External sets are never shipped: they are read from a folder that the user names. A bad row is an
+error with file and line. Exercised by `pytest tests/unit/evals/test_rows.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from hasten.evals.configuration import file_hash
+
+T = TypeVar("T")
+
+PACKAGED = Path(__file__).parent / "data"
+PACKAGED_PREFIX = "hasten:"
+"""Marks what this project wrote and ships: "hasten:text", "hasten:prompts.jsonl"."""
+
+
+class DataError(ValueError):
+    """Data is missing or wrong; the message names the file, and the line where there is one."""
+
+
+class ChoiceRow(msgspec.Struct, frozen=True):
+    """A question with choices, of which number `gold` is right."""
+
+    query: str
+    choices: list[str]
+    gold: int
+
+
+class ContinuationRow(msgspec.Struct, frozen=True):
+    """A text and how it goes on."""
+
+    context: str
+    continuation: str
+
+
+class PromptRow(msgspec.Struct, frozen=True):
+    """A conversation that wants an answer."""
+
+    id: str
+    messages: list[dict[str, str]]
+
+
+class MathRow(msgspec.Struct, frozen=True):
+    """A word problem; the answer ends in "#### number"."""
+
+    question: str
+    answer: str
+
+
+class InstructionRow(msgspec.Struct, frozen=True):
+    """A prompt with instructions that a program can check."""
+
+    key: int
+    prompt: str
+    instruction_id_list: list[str]
+    kwargs: list[dict[str, object]]
+
+
+class ProgramRow(msgspec.Struct, frozen=True):
+    """The head of a Python function, and a test of the whole."""
+
+    task_id: str
+    prompt: str
+    test: str
+    entry_point: str
+
+
+@dataclass(slots=True)
+class DataFolder:
+    """Resolves the names in suites, and notes the hash of every file that was read."""
+
+    root: Path | None = None
+    hashes: dict[str, str] = field(default_factory=dict)
+
+    def resolve(self, name: str) -> Path:
+        """The file or folder called `name`. Raises DataError when it is not there."""
+        if name.startswith(PACKAGED_PREFIX):
+            return PACKAGED / name.removeprefix(PACKAGED_PREFIX)
+        path = Path(name)
+        if not path.is_absolute():
+            if self.root is None:
+                raise DataError(f"{name}: no data folder is set; give one with --data")
+            path = self.root / name
+        if not path.exists():
+            raise DataError(f"{path}: no such file")
+        return path
+
+    def texts(self, name: str) -> list[tuple[str, str]]:
+        """(name, text) of a text file, or of every .txt file of a folder, in name order."""
+        path = self.resolve(name)
+        files = sorted(path.glob("*.txt")) if path.is_dir() else [path]
+        if not files:
+            raise DataError(f"{path}: holds no .txt file")
+        return [(file.stem, self._read(file, f"{name}/{file.name}")) for file in files]
+
+    def rows(self, name: str, of_type: type[T], limit: int | None = None) -> list[T]:
+        """The first `limit` rows of a .jsonl file."""
+        path = self.resolve(name)
+        lines = self._read(path, name).splitlines()
+        rows = [
+            _parse(line, of_type, path, number)
+            for number, line in enumerate(lines[:limit], start=1)
+            if line.strip()
+        ]
+        if not rows:
+            raise DataError(f"{path}: holds no row")
+        return rows
+
+    def _read(self, path: Path, name: str) -> str:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise DataError(f"{path}: {error.strerror or error}") from error
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path}: not UTF-8 at byte {error.start}") from error
+        self.hashes[name] = file_hash(path)
+        return text
+
+
+def _parse(line: str, of_type: type[T], path: Path, number: int) -> T:
+    try:
+        row = msgspec.json.decode(line, type=of_type)
+    except msgspec.DecodeError as error:
+        raise DataError(f"{path}:{number}: {error}") from error
+    if isinstance(row, ChoiceRow) and not 0 <= row.gold < len(row.choices):
+        raise DataError(
+            f"{path}:{number}: gold is {row.gold}, there are {len(row.choices)} choices"
+        )
+    return row

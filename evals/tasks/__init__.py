@@ -1,0 +1,1 @@
+"""Items that are made up here, and the graders of answers."""
