@@ -18,6 +18,7 @@ from hasten.api.http.answers import (
     chat_logprobs,
 )
 from hasten.api.http.body import decode_body, read_body
+from hasten.api.http.errors import naming_parameters
 from hasten.api.http.requests import ChatRequest
 from hasten.api.http.service import service_of
 from hasten.api.http.streaming import DONE, start_stream, while_connected
@@ -81,9 +82,10 @@ async def create_chat_completion(request: Request) -> Response:
         request_id=f"chatcmpl-{uuid.uuid4().hex}",
         seed=model.new_seed() if chat.seed is None else chat.seed,
     )
-    if chat.stream:
-        return await start_stream(request.receive, _events(job))
-    answer = await while_connected(request.receive, _collect(job))
+    with naming_parameters(chat.param_name):
+        if chat.stream:
+            return await start_stream(request.receive, _events(job))
+        answer = await while_connected(request.receive, _collect(job))
     return Response(answer, media_type="application/json")
 
 

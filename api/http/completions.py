@@ -20,6 +20,7 @@ from hasten.api.http.answers import (
     completion_logprobs,
 )
 from hasten.api.http.body import decode_body, read_body
+from hasten.api.http.errors import naming_parameters
 from hasten.api.http.requests import CompletionRequest
 from hasten.api.http.service import service_of
 from hasten.api.http.streaming import DONE, start_stream, while_connected
@@ -90,9 +91,10 @@ async def create_completion(request: Request) -> Response:
         request_id=f"cmpl-{uuid.uuid4().hex}",
         seed=model.new_seed() if completion.seed is None else completion.seed,
     )
-    if completion.stream:
-        return await start_stream(request.receive, _events(job))
-    answer = await while_connected(request.receive, _collect(job))
+    with naming_parameters(completion.param_name):
+        if completion.stream:
+            return await start_stream(request.receive, _events(job))
+        answer = await while_connected(request.receive, _collect(job))
     return Response(answer, media_type="application/json")
 
 

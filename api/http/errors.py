@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,6 +13,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from starlette.requests import Request
 
 _TYPES = {401: "authentication_error", 404: "not_found_error"}
@@ -66,6 +69,20 @@ def to_api_error(error: Exception) -> ApiError:
         case _:
             told = ApiError(500, "an error inside the server; see its log", code="internal")
     return told
+
+
+@contextmanager
+def naming_parameters(client_name: Callable[[str], str]) -> Iterator[None]:
+    """Turn what a request asked for wrongly into an ApiError, by the client's name for it."""
+    try:
+        yield
+    except InvalidParameterError as error:
+        param = client_name(error.field)
+        reason = str(error).removeprefix(f"{error.field}: ")
+        raise ApiError(400, f"{param}: {reason}", param=param, code="invalid_value") from error
+    except RequestRefusedError as error:
+        param_or_none = None if error.field is None else client_name(error.field)
+        raise ApiError(400, str(error), param=param_or_none, code="refused") from error
 
 
 async def answer_error(_request: Request, error: Exception) -> Response:

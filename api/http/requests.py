@@ -7,13 +7,16 @@ Exercised by `pytest tests/unit/api/test_requests.py`.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from hasten.api.http.errors import ApiError
 from hasten.api.params import SamplingParams
 
 MAX_PROMPTS = 1024
+
+# What no server could honour is refused before it meets an integer of fixed width.
+Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -31,26 +34,26 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
-    n: int | None = None
+    max_tokens: Int32 | None = None
+    n: Int32 | None = None
     temperature: float | None = None
     top_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
+    logit_bias: dict[Int32, float] | None = None
     stop: str | list[str] | None = None
     seed: int | None = None
     user: str | None = None
-    top_k: int | None = None
+    top_k: Int32 | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    min_tokens: int | None = None
-    stop_token_ids: list[int] | None = None
+    min_tokens: Int32 | None = None
+    stop_token_ids: list[Int32] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     bad_words: list[str] | None = None
-    allowed_token_ids: list[int] | None = None
-    priority: int = 0
+    allowed_token_ids: list[Int32] | None = None
+    priority: Int32 = 0
     cache_salt: str | None = None
 
     def check(self) -> None:
@@ -85,6 +88,10 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     def _own_params(self) -> dict[str, Any]:
         """What this kind of request says differently from `SamplingParams`."""
         raise NotImplementedError
+
+    def param_name(self, field: str) -> str:
+        """What the client calls a parameter that the engine finds fault with."""
+        return field
 
 
 class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -163,9 +170,9 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
     }
 
     messages: list[ChatMessage]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Int32 | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Int32 | None = None
     metadata: dict[str, str] | None = None
     audio: Any = None
     function_call: Any = None
@@ -207,6 +214,11 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
             rendered.append(entry)
         return rendered
 
+    def param_name(self, field: str) -> str:
+        if field == "max_tokens" and self.max_completion_tokens is not None:
+            return "max_completion_tokens"
+        return {"prompt": "messages", "logprobs": "top_logprobs"}.get(field, field)
+
     def _own_params(self) -> dict[str, Any]:
         max_tokens = self.max_tokens if self.max_tokens is not None else self.max_completion_tokens
         return {
@@ -222,7 +234,7 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unk
 
     prompt: str | list[str | int | list[int]]
     echo: bool = False
-    logprobs: int | None = None
+    logprobs: Int32 | None = None
     best_of: Any = None
     suffix: Any = None
 
@@ -243,6 +255,9 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unk
                 param="prompt",
             )
         return [item for item in self.prompt if not isinstance(item, int)]
+
+    def param_name(self, field: str) -> str:
+        return "logprobs" if field == "prompt_logprobs" else field
 
     def _own_params(self) -> dict[str, Any]:
         # OpenAI's default for text completions.

@@ -76,7 +76,7 @@ class FakeEngine:
         if total > MAX_MODEL_LEN:
             return RequestRefused(
                 request_id=request.request_id,
-                field="max_tokens",
+                field="prompt" if len(request.prompt_token_ids) >= MAX_MODEL_LEN else "max_tokens",
                 message=f"{total} tokens are more than {MAX_MODEL_LEN}",
             )
         self.samples += [_Sample(request, i) for i in range(request.params.n)]

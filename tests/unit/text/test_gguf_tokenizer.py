@@ -43,7 +43,7 @@ FROZEN = [
         "3546 46494 37366 28 9171 7466 34878 85 28 29972 31338 7872 46879 12681 35420 32233 6511",
     ),
 ]
-"""Texts and their ids from transformers 5.17 reading the same file (AutoTokenizer, `gguf_file=`)."""
+"""Texts and their ids from transformers 5.17 reading the same file (`gguf_file=`)."""
 
 FROZEN_NUMBERS = [
     ("two  1 and   22", "11355 256 33 284 333 34 34"),

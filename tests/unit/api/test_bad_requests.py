@@ -1,0 +1,224 @@
+"""Bad input: the right status, the field at fault, soon, and no harm to others."""
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from hasten.api.http.body import MAX_BODY_BYTES
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+USER = {"role": "user", "content": "x"}
+
+
+@pytest.fixture(autouse=True)
+def _soon() -> Iterator[None]:
+    begin_s = time.monotonic()
+    yield
+    assert time.monotonic() - begin_s < 2
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    body = response.json()
+    assert list(body) == ["error"]
+    assert list(body["error"]) == ["message", "type", "param", "code"]
+    error: dict[str, Any] = body["error"]
+    return error
+
+
+CHAT_ERRORS: list[tuple[dict[str, Any], str, str]] = [
+    ({"messages": []}, "messages", "must not be empty"),
+    ({"messages": "x"}, "messages", "expected `array`, got `str`"),
+    ({"messages": [{"content": "x"}]}, "messages[0].role", "required"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content", "required"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "robot"),
+    ({"messages": [USER | {"color": 1}]}, "messages[0].color", "unknown field"),
+    ({"messages": [USER | {"tool_calls": [{}]}]}, "messages[0].tool_calls", "only text"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "messages[0].content[0].type",
+        "only text",
+    ),
+    ({"temprature": 1}, "temprature", "did you mean 'temperature'"),
+    ({"max_token": 1}, "max_token", "did you mean 'max_tokens'"),
+    ({"temperature": "hot"}, "temperature", "got `str`"),
+    ({"temperature": -0.1}, "temperature", "from 0.0 to 2.0"),
+    ({"temperature": 2.1}, "temperature", "from 0.0 to 2.0"),
+    ({"top_p": 0}, "top_p", "(0, 1]"),
+    ({"top_p": 1.5}, "top_p", "(0, 1]"),
+    ({"top_k": -2}, "top_k", "at least 0"),
+    ({"min_p": 2}, "min_p", "from 0.0 to 1.0"),
+    ({"presence_penalty": 3}, "presence_penalty", "from -2.0 to 2.0"),
+    ({"frequency_penalty": -3}, "frequency_penalty", "from -2.0 to 2.0"),
+    ({"repetition_penalty": 0}, "repetition_penalty", "positive"),
+    ({"n": 0}, "n", "from 1 to 128"),
+    ({"n": 1.0}, "n", "got `float`"),
+    ({"n": True}, "n", "got `bool`"),
+    ({"seed": -1}, "seed", "must be from 0"),
+    ({"seed": 2**64}, "seed", "must be from 0"),
+    ({"max_tokens": 0}, "max_tokens", "at least 1"),
+    ({"max_tokens": 10**30}, "max_tokens", "<= 2147483647"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens", "at least 1"),
+    ({"max_completion_tokens": 5000}, "max_completion_tokens", "4096"),
+    ({"max_completion_tokens": 1, "max_tokens": 1}, "max_completion_tokens", "give one"),
+    ({"min_tokens": 9, "max_tokens": 3}, "min_tokens", "from 0 to 3"),
+    ({"logit_bias": {"5": 101}}, "logit_bias.5", "from -100.0 to 100.0"),
+    ({"logit_bias": {"five": 1}}, "logit_bias", "expected `int`"),
+    ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "from 0 to 20"),
+    ({"logprobs": 1}, "logprobs", "got `int`"),
+    ({"stop": [""]}, "stop", "empty string"),
+    ({"stop": ["x"] * 65}, "stop", "at most 64"),
+    ({"stop": "x" * 1025}, "stop", "at most 1024"),
+    ({"stop": [1]}, "stop[0]", "expected `str`"),
+    ({"bad_words": [" "]}, "bad_words", "empty word"),
+    ({"allowed_token_ids": []}, "allowed_token_ids", "must not be empty"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", "streamed answers only"),
+    ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "unknown field"),
+    ({"priority": 1}, "priority", "fcfs"),
+    ({"tools": [{"type": "function"}]}, "tools", "not supported yet"),
+    ({"tool_choice": "required"}, "tool_choice", "not supported yet"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "not supported yet"),
+    ({"reasoning_effort": "low"}, "reasoning_effort", "not supported yet"),
+    ({"modalities": ["audio"]}, "modalities", "not supported yet"),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("fields", "param", "message"), CHAT_ERRORS)
+def test_chat_errors_name_the_field(
+    http: httpx.Client, fields: dict[str, Any], param: str, message: str, stream: bool
+) -> None:
+    body = {"messages": [USER]} | ({"stream": True} if stream else {}) | fields
+    if stream and param == "stream_options":
+        body["stream"] = False
+    response = http.post(CHAT, json=body)
+    error = error_of(response)
+    assert response.status_code == 400
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param
+    assert message in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"prompt": []}, "prompt", "must not be empty"),
+        ({"prompt": [[]]}, "prompt", "must not be empty"),
+        ({"prompt": ["a", 1]}, "prompt", "one kind"),
+        ({"prompt": [[1], "a"]}, "prompt", "one kind"),
+        ({"prompt": [1.5]}, "prompt[0]", "got `float`"),
+        ({"prompt": [258]}, "prompt", "outside the vocabulary of 258"),
+        ({"prompt": [[1], [-1]]}, "prompt", "token id -1"),
+        ({"prompt": [2**70]}, "prompt", "outside the vocabulary"),
+        ({"prompt": [[1]] * 1025}, "prompt", "at most 1024"),
+        ({"prompt": None}, "prompt", "got `null`"),
+        ({}, "prompt", "required"),
+        ({"prompt": "x" * 5000}, "prompt", "4096"),
+        ({"prompt": "x", "max_tokens": 4095}, "max_tokens", "4096"),
+        ({"prompt": "x", "logprobs": 21}, "logprobs", "from 0 to 20"),
+        ({"prompt": "x", "best_of": 2}, "best_of", "not supported yet"),
+        ({"prompt": "x", "suffix": "y"}, "suffix", "not supported yet"),
+        ({"prompt": "x", "messages": []}, "messages", "unknown field"),
+    ],
+)
+def test_completion_errors_name_the_field(
+    http: httpx.Client, fields: dict[str, Any], param: str, message: str
+) -> None:
+    response = http.post(TEXT, json=fields)
+    error = error_of(response)
+    assert (response.status_code, error["param"]) == (400, param)
+    assert message in error["message"]
+
+
+def test_a_too_long_conversation_names_messages(http: httpx.Client) -> None:
+    body = {"messages": [{"role": "user", "content": "x" * 5000}]}
+    response = http.post(CHAT, json=body)
+    assert (response.status_code, error_of(response)["param"]) == (400, "messages")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not valid JSON"),
+        (b"{", "not valid JSON"),
+        (b'{"messages": [}', "not valid JSON"),
+        (b'{"messages": [{"role": "user", "content": "\xff"}]}', "UTF-8"),
+        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "not valid JSON"),
+        (b'{"temperature": NaN, "messages": []}', "not valid JSON"),
+        (b"[]", "expected `object`"),
+        (b'{"messages":[],"tools":' + b"[" * 10_000 + b"]" * 10_000 + b"}", "nested too deeply"),
+        (b"[" * 10_000, "expected `object`"),
+    ],
+)
+def test_a_malformed_body(http: httpx.Client, content: bytes, message: str) -> None:
+    response = http.post(CHAT, content=content)
+    assert response.status_code == 400
+    assert message in error_of(response)["message"]
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_a_body_of_50_mb_is_refused(http: httpx.Client, announced: bool) -> None:
+    size = 50 * 2**20
+    chunk = b" " * 2**20
+
+    def chunks() -> Iterator[bytes]:
+        for _ in range(size // len(chunk)):
+            yield chunk
+
+    headers = {"content-length": str(size)} if announced else {}
+    response = http.post(CHAT, content=chunks(), headers=headers)
+    assert response.status_code == 413
+    assert error_of(response)["code"] == "request_too_large"
+
+
+def test_a_large_body_within_the_limit_is_read(http: httpx.Client) -> None:
+    content = json.dumps({"messages": [USER], "user": "x" * (MAX_BODY_BYTES - 1000)})
+    assert http.post(CHAT, content=content, params={"a": "b"}).status_code == 200
+
+
+def test_an_unknown_model(http: httpx.Client) -> None:
+    for path, body in ((CHAT, {"messages": [USER]}), (TEXT, {"prompt": "x"})):
+        response = http.post(path, json=body | {"model": "gpt-4"})
+        error = error_of(response)
+        assert response.status_code == 404
+        assert (error["param"], error["code"]) == ("model", "model_not_found")
+        assert "'echo'" in error["message"]
+
+
+def test_unknown_paths_and_methods_have_the_same_shape(http: httpx.Client) -> None:
+    response = http.get("/v1/nothing")
+    assert (response.status_code, error_of(response)["type"]) == (404, "not_found_error")
+    response = http.get(CHAT)
+    assert (response.status_code, error_of(response)["type"]) == (405, "invalid_request_error")
+
+
+@pytest.mark.parametrize("header", [None, "Bearer", "Bearer wrong", "Basic x", "Bearer é"])
+def test_a_wrong_key(http: httpx.Client, header: str | None) -> None:
+    headers = [] if header is None else [(b"authorization", header.encode())]
+    with httpx.Client(base_url=http.base_url) as stranger:
+        response = stranger.post(CHAT, json={"messages": [USER]}, headers=headers)
+        assert response.status_code == 401
+        assert error_of(response)["code"] == "invalid_api_key"
+        # Probes need no key.
+        for path in ("/health", "/ready", "/version", "/metrics"):
+            assert stranger.get(path).status_code == 200
+
+
+def test_others_stream_on_meanwhile(slow_http: httpx.Client) -> None:
+    """Bad and large input beside a stream does not hold up its tokens."""
+    gaps: list[float] = []
+    body = {"messages": [USER], "max_tokens": 50, "stream": True}
+    with slow_http.stream("POST", CHAT, json=body) as response:
+        last_s = time.monotonic()
+        for i, line in enumerate(filter(None, response.iter_lines())):
+            gaps.append(time.monotonic() - last_s)
+            if i == 5:
+                bad = {"messages": [{"role": "user", "content": "x" * 2**20}]}
+                assert slow_http.post(CHAT, json=bad).status_code == 400
+            last_s = time.monotonic()
+            assert line
+    assert len(gaps) == 51
