@@ -118,7 +118,9 @@ class Linear(Op):
     """out = x @ W^T (+ bias), W of any weight scheme, [out.width, x.width].
 
     Accumulates in fp32 (integer schemes: exact int32 per group, then fp32 in group order) and
-    rounds once to out's dtype.
+    rounds once to out's dtype. An fp8 weight with an activation scheme first replaces x by
+    s * e4m3(x / s), clamped to +-448: s = max|x| / 448 over the row, or over each group of 128
+    inputs of it, in fp32 (1 where that is 0), or the weight's static `input_scale`.
     """
 
     name: ClassVar[str] = "linear"

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody gives it)
 from hasten.kernels.reference.binding import MIN_ROWS, Activation, to_tensor
-from hasten.kernels.weights import ActivationScheme, Fp8Weight, StackedWeight
+from hasten.kernels.reference.fp8_activations import make_quantizer
+from hasten.kernels.weights import Fp8Weight, StackedWeight
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,9 +40,6 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 
 def supports(op: ops.Linear, weights: Mapping[WeightName, Weight]) -> str | None:
     weight = weights[op.weight]
-    for part in weight.parts if isinstance(weight, StackedWeight) else (weight,):
-        if isinstance(part, Fp8Weight) and part.activations is not ActivationScheme.NONE:
-            return f"activations in fp8 ({part.activations})"
     if weight.shape != (op.out.width, op.x.width):
         return f"weight {op.weight} is {weight.shape}, not {(op.out.width, op.x.width)}"
     return None
@@ -52,7 +50,7 @@ def bind(op: ops.Linear, binder: Binder) -> Kernel:
     dtype = torch.promote_types(x.data.dtype, out.data.dtype)
     bias = None if op.bias is None else binder.tensor(op.bias, dtype)
     products = [
-        (make_product(to_tensor(part, dtype, binder.device), part_bias), columns)
+        (_part_product(part, part_bias, dtype, binder.device), columns)
         for part, part_bias, columns in _parts(binder.weight(op.weight), bias)
     ]
     if len(products) == 1:
@@ -64,6 +62,19 @@ def bind(op: ops.Linear, binder: Binder) -> Kernel:
             out.rows[:, columns].copy_(product(rows)[: len(out.rows)])
 
     return stacked
+
+
+def _part_product(
+    weight: Weight, bias: torch.Tensor | None, dtype: torch.dtype, device: torch.device
+) -> Product:
+    """The product with one matrix; fp8 weights may want their inputs rounded to e4m3 first."""
+    quantize = make_quantizer(weight) if isinstance(weight, Fp8Weight) else None
+    if quantize is None:
+        return make_product(to_tensor(weight, dtype, device), bias)
+    exact = make_product(
+        to_tensor(weight, torch.float32, device), None if bias is None else bias.float()
+    )
+    return lambda x: exact(quantize(x))
 
 
 def _whole(x: Activation, out: Activation, product: Product, dtype: torch.dtype) -> Kernel:
