@@ -149,6 +149,9 @@ class RopeStoreKV(Op):
     `qkv` is [T, (num_heads + 2 num_kv_heads) head_size], laid out q | k | v. q is rotated in
     place; the rotated k, and v, go to the slots of the step's slot mapping for the layer's group.
     `q_norm` and `k_norm` are RMS norms over each head's columns, before the rotation.
+
+    An fp8 cache stores e4m3(x / s), clamped to +-448, and s in bf16, for K and for V of each token
+    and head: s = max|x| / 448 (1 where that is 0), or `kv_scales` (K, V) if the model brings them.
     """
 
     name: ClassVar[str] = "rope_store_kv"
@@ -161,6 +164,7 @@ class RopeStoreKV(Op):
     q_norm: WeightName | None = None
     k_norm: WeightName | None = None
     norm_eps: float = 1e-6
+    kv_scales: tuple[float, float] | None = None
 
     def reads(self) -> tuple[Buffer, ...]:
         return (self.qkv,)

@@ -22,7 +22,7 @@ from hasten.kernels.reference import (
 )
 from hasten.kernels.reference.binding import Binder
 from hasten.kernels.reference.executable import ReferenceExecutable
-from hasten.kernels.reference.kv_cache import ReferenceKVCache
+from hasten.kernels.reference.kv_cache import ReferenceKVCache, kv_token_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,7 +49,7 @@ class ReferenceBackend:
 
     name = "reference"
     activation_dtypes = (DType.BF16, DType.F32)
-    kv_dtypes = (DType.BF16, DType.F32)
+    kv_dtypes = (DType.BF16, DType.F32, DType.FP8_E4M3)
 
     def __init__(self, num_threads: int | None = None, device: str = "cpu") -> None:
         self._device = torch.device(device)
@@ -68,8 +68,7 @@ class ReferenceBackend:
 
     def kv_block_bytes(self, spec: KVGroupSpec, block_size: int) -> int:
         self._check_kv(spec)
-        values = 2 * spec.num_layers * spec.num_kv_heads * spec.head_size
-        return values * block_size * spec.dtype.itemsize
+        return kv_token_bytes(spec) * block_size
 
     def allocate_kv(self, plan: KVPlan) -> ReferenceKVCache:
         for spec in plan.groups:

@@ -61,7 +61,7 @@ class _Attend:
     """Attention of one layer for a batch of units."""
 
     def __init__(self, op: ops.PagedAttention, binder: Binder) -> None:
-        self._cache = binder.kv_cache.rows(op.kv)
+        self._cache = binder.kv_cache.layer(op.kv)
         self._scale = op.scale
         self._num_kv_heads = op.num_kv_heads
         self._head_size = op.head_size
@@ -89,7 +89,7 @@ class _Attend:
 
     def _fetch(self, units: UnitBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of every item, each [items * kv_heads, TILE_LEN, head_size] fp32."""
-        fetched = self._cache.index_select(0, units.cache_rows).float()
+        fetched = self._cache.fetch(units.cache_rows)
         tiles = fetched.view(len(units.hidden) * self._num_kv_heads, -1, 2 * self._head_size)
         return tiles[..., : self._head_size], tiles[..., self._head_size :]
 

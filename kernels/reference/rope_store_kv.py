@@ -36,7 +36,7 @@ def bind(op: ops.RopeStoreKV, binder: Binder) -> Kernel:
     angles = binder.per_step(("angles", op.rope), _make_angles(op.rope, binder))
     slots = binder.per_step(("kv_rows", op.kv.group_id, op.num_kv_heads), _make_kv_rows(op, binder))
     norms = _head_norms(op, binder)
-    cache = binder.kv_cache.rows(op.kv)
+    cache = binder.kv_cache.layer(op.kv, op.kv_scales)
     num_rotated = op.num_heads + op.num_kv_heads
     num_all, head_size = num_rotated + op.num_kv_heads, op.head_size
 
@@ -46,7 +46,7 @@ def bind(op: ops.RopeStoreKV, binder: Binder) -> Kernel:
         rotated = rotate(norms(q_and_k.float()), angles.value)
         q_and_k.copy_(rotated)
         k_and_v = torch.cat((heads[:, op.num_heads : num_rotated], heads[:, num_rotated:]), dim=-1)
-        cache.index_copy_(0, slots.value, k_and_v.view(-1, 2 * head_size).to(cache.dtype))
+        cache.store(slots.value, k_and_v.view(-1, 2 * head_size))
 
     return rope_store_kv
 
