@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import click
 from hasten.api.cli.chat import chat
+from hasten.api.cli.check import check
 from hasten.api.cli.serve import serve
 
 
@@ -19,3 +20,4 @@ def main() -> None:
 
 main.add_command(serve)
 main.add_command(chat)
+main.add_command(check)

@@ -182,6 +182,12 @@ def build_slow(options: EngineOptions) -> FakeEngine:
     return FakeEngine(step_s=0.02)
 
 
+def build_sluggish(options: EngineOptions) -> FakeEngine:
+    """A model that takes a while to load."""
+    time.sleep(0.5)
+    return FakeEngine()
+
+
 def build_broken(options: EngineOptions) -> FakeEngine:
     """A model that cannot be loaded."""
     raise ValueError("model.gguf: tensor 'output.weight' is truncated")
