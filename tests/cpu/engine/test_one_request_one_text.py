@@ -130,21 +130,26 @@ SCENARIOS: dict[str, Scenario] = {
 }
 
 
-def check_one_text(bench: Workbench, requests: list[AddRequest]) -> int:
-    """Run every scenario; returns how often requests were preempted."""
+def check_one_text(bench: Workbench, requests: list[AddRequest]) -> None:
+    """Alone, together, and every scenario."""
     together = bench.engine()
     expected = run_requests(together, requests)
     assert_same(run_requests(together, requests), expected, "warm prefix cache")
     alone = run_alone(bench.engine(), requests[:NUM_ALONE])
     assert_same(alone, {key: expected[key] for key in alone}, "alone")
-    num_preemptions = 0
-    for name, scenario in SCENARIOS.items():
-        engine = scenario(bench, requests, expected)
-        assert_same(run_requests(engine, requests), expected, name)
-        stats = engine.stats()
-        assert stats.num_free_blocks == stats.num_total_blocks, f"{name}: blocks are missing"
-        num_preemptions += stats.num_preemptions
-    return num_preemptions
+    for name in SCENARIOS:
+        check_scenario(name, bench, requests, expected)
+
+
+def check_scenario(
+    name: str, bench: Workbench, requests: list[AddRequest], expected: Answers
+) -> int:
+    """Run one scenario; returns how often requests were preempted."""
+    engine = SCENARIOS[name](bench, requests, expected)
+    assert_same(run_requests(engine, requests), expected, name)
+    stats = engine.stats()
+    assert stats.num_free_blocks == stats.num_total_blocks, f"{name}: blocks are missing"
+    return stats.num_preemptions
 
 
 def assert_same(found: Answers, expected: Answers, scenario: str) -> None:
@@ -159,7 +164,7 @@ def distinct_requests(vocab_size: int, max_prompt: int, max_tokens: int) -> list
     return [
         ask(
             f"r{i}",
-            [rng.randrange(vocab_size) for _ in range(rng.randint(1, max_prompt))],
+            [rng.randrange(vocab_size) for _ in range(rng.randint(max_prompt // 2, max_prompt))],
             GenerationParams(max_tokens=max_tokens, seed=i, ignore_eos=True, logprobs=1),
         )
         for i in range(NUM_SAMPLES)
@@ -179,9 +184,14 @@ def test_tiny_random_models(name: str, kernels: str, seed: int) -> None:
     check_one_text(bench, workload.requests())
 
 
+def check_preemption(bench: Workbench) -> None:
+    requests = distinct_requests(bench.vocab_size, 15, 20)
+    expected = run_requests(bench.engine(), requests)
+    assert check_scenario("tight pool", bench, requests, expected) > 0
+
+
 def test_preemption_changes_nothing(kernels: str) -> None:
-    bench = bench_of("plain", kernels)
-    assert check_one_text(bench, distinct_requests(bench.vocab_size, 40, 40)) > 0
+    check_preemption(bench_of("plain", kernels))
 
 
 @pytest.fixture
@@ -198,4 +208,4 @@ def test_the_embedded_model(embedded: Workbench) -> None:
 
 
 def test_preemption_changes_nothing_on_the_embedded_model(embedded: Workbench) -> None:
-    assert check_one_text(embedded, distinct_requests(embedded.vocab_size, 30, 20)) > 0
+    check_preemption(embedded)
