@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hasten.core.loading.errors import LoadError
@@ -27,7 +27,7 @@ from hasten.core.loading.safetensors_files import (
     open_safetensors,
 )
 from hasten.core.loading.source import TensorSource, read_weights
-from hasten.core.models import DecoderConfig, build_program, weight_specs
+from hasten.core.models import DecoderConfig, KVFormat, build_program, weight_specs
 from hasten.core.models.weights import EMBED_KEY, LM_HEAD_KEY
 from hasten.kernels.dtypes import DType
 from hasten.kernels.program import Program, WeightName
@@ -58,12 +58,14 @@ class ModelInfo:
 class LoadedModel:
     """A model in memory (mapped where no conversion was needed).
 
-    `content_hash` identifies the weights (see `fingerprint`) and how they were quantised.
+    `content_hash` identifies the weights (see `fingerprint`) and how they were quantised;
+    `kv_scales` are static scales of K and V by layer, for those that the checkpoint brings them.
     """
 
     info: ModelInfo
     weights: Mapping[WeightName, Weight]
     content_hash: str
+    kv_scales: Mapping[int, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -86,9 +88,15 @@ class LoadedModel:
         """Bytes of all weights together."""
         return sum(weight.num_bytes for weight in self.weights.values())
 
-    def build_program(self, activation_dtype: DType, kv_dtype: DType) -> Program:
+    def kv_format(self, dtype: DType) -> KVFormat:
+        """All layers' caches in `dtype`; in fp8 with the checkpoint's static scales, if any."""
+        scales = self.kv_scales if dtype is DType.FP8_E4M3 else {}
+        return KVFormat((dtype,) * self.config.num_layers, scales)
+
+    def build_program(self, activation_dtype: DType, kv: DType | KVFormat) -> Program:
         """The model's step, recorded for activations and a KV cache of these types."""
-        return build_program(self.config, activation_dtype, kv_dtype)
+        kv_format = self.kv_format(kv) if isinstance(kv, DType) else kv
+        return build_program(self.config, activation_dtype, kv_format)
 
 
 def read_model_info(reference: str) -> ModelInfo:
@@ -118,7 +126,8 @@ def load_model(
     if conversion is None:
         return model
     weights = conversion.apply(weight_specs(model.config), model.weights)
-    return LoadedModel(model.info, weights, f"{model.content_hash}-{conversion.key}")
+    content_hash = f"{model.content_hash}-{conversion.key}"
+    return replace(model, weights=weights, content_hash=content_hash)
 
 
 def _load_gguf(location: ModelLocation) -> LoadedModel:
@@ -144,7 +153,8 @@ def _load_directory(location: ModelLocation) -> LoadedModel:
     weights = read_weights(weight_specs(info.config), source)
     headers = ((location.path / "config.json").read_bytes(), *files.headers)
     content_hash = fingerprint(headers, (stored.raw for stored in files.tensors.values()))
-    return LoadedModel(info, weights, content_hash)
+    kv_scales = source.kv_scales() if isinstance(source, QuantizedSource) else {}
+    return LoadedModel(info, weights, content_hash, kv_scales)
 
 
 def _source(

@@ -7,6 +7,7 @@ of loading they are the one matrix `X.weight`. Exercised by
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -14,11 +15,12 @@ import numpy.typing as npt
 from hasten.core.loading.errors import LoadError
 from hasten.core.loading.safetensors_files import SafetensorsFiles, SafetensorsSource
 from hasten.kernels.weights import Matrix
-from hasten.quant.formats import FormatError, KVScales, QuantFormat, Tensors, recognise
+from hasten.quant.formats import FormatError, QuantFormat, Tensors, recognise
 
 Answer = TypeVar("Answer")
 
 WEIGHT = ".weight"
+_ATTENTION = re.compile(r"model\.layers\.(0|[1-9]\d{0,5})\.self_attn")
 
 
 class QuantizedSource:
@@ -36,11 +38,11 @@ class QuantizedSource:
         try:
             self._format: QuantFormat = recognise(quantization_config)
             self._linears = self._format.linears(self._arrays)
-            self.kv_scales: Mapping[str, KVScales] = self._format.kv_scales(self._arrays)
+            self._kv_scales = self._format.kv_scales(self._arrays)
         except FormatError as error:
             raise LoadError(f"{self.where}: {error}") from error
         owned = {name for names in self._linears.values() for name in names}
-        scales = {f"{name}.{kind}_scale" for name in self.kv_scales for kind in "kv"}
+        scales = {f"{name}.{kind}_scale" for name in self._kv_scales for kind in "kv"}
         self._plain = SafetensorsSource(files, ignored | owned | scales)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -58,6 +60,16 @@ class QuantizedSource:
         if linear not in self._linears:
             return self._plain.read(key)
         return self._guarded(linear, self._format.read)
+
+    def kv_scales(self) -> dict[int, tuple[float, float]]:
+        """The static scales of K and V by layer. Raises LoadError when they belong to none."""
+        found = {}
+        for name, scales in self._kv_scales.items():
+            match = _ATTENTION.fullmatch(name)
+            if match is None:
+                raise LoadError(f"{self.where}: tensor '{name}.k_scale' belongs to no layer")
+            found[int(match[1])] = scales.k, scales.v
+        return found
 
     def _guarded(self, linear: str, ask: Callable[[Tensors, str], Answer]) -> Answer:
         """What the format answers about one linear, its errors as `LoadError`."""

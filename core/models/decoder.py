@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hasten.core.models.config import DecoderConfig
+from hasten.core.models.kv import KVFormat, kv_groups, kv_layers
 from hasten.core.models.weights import EMBED, FINAL_NORM, LM_HEAD, layer_weight
 from hasten.kernels.dtypes import DType
 from hasten.kernels.ops import (
@@ -30,46 +31,19 @@ from hasten.kernels.ops import (
 )
 from hasten.kernels.program import (
     Buffer,
-    KVGroupSpec,
-    KVLayer,
     Program,
     Rows,
     WeightName,
 )
 
 
-def kv_groups(config: DecoderConfig, kv_dtype: DType) -> tuple[KVGroupSpec, ...]:
-    """One group per attention window, in order of first use."""
-    return tuple(
-        KVGroupSpec(
-            num_layers=config.windows.count(window),
-            num_kv_heads=config.num_kv_heads,
-            head_size=config.head_size,
-            dtype=kv_dtype,
-            window=window,
-        )
-        for window in dict.fromkeys(config.windows)
-    )
-
-
-def kv_layers(config: DecoderConfig) -> tuple[KVLayer, ...]:
-    """Where each layer keeps its K and V."""
-    group_ids = {window: idx for idx, window in enumerate(dict.fromkeys(config.windows))}
-    num_seen = dict.fromkeys(config.windows, 0)
-    layers = []
-    for window in config.windows:
-        layers.append(KVLayer(group_ids[window], num_seen[window]))
-        num_seen[window] += 1
-    return tuple(layers)
-
-
-def build_program(config: DecoderConfig, activation_dtype: DType, kv_dtype: DType) -> Program:
+def build_program(config: DecoderConfig, activation_dtype: DType, kv_format: KVFormat) -> Program:
     """Record the whole step, from token ids to sampled tokens."""
-    program = Program(config.vocab_size, kv_groups(config, kv_dtype))
+    program = Program(config.vocab_size, kv_groups(config, kv_format))
     buffers = _Buffers.declare(program, config, activation_dtype)
     program.add(Embed(EMBED, buffers.residual))
-    for layer_idx, kv in enumerate(kv_layers(config)):
-        _record_layer(program, config, buffers, layer_idx, kv)
+    for layer_idx in range(config.num_layers):
+        _record_layer(program, config, buffers, layer_idx, kv_format)
     _record_head(program, config, buffers)
     return program
 
@@ -103,7 +77,7 @@ class _Buffers:
 
 
 def _record_layer(
-    program: Program, config: DecoderConfig, buffers: _Buffers, layer_idx: int, kv: KVLayer
+    program: Program, config: DecoderConfig, buffers: _Buffers, layer_idx: int, kv_format: KVFormat
 ) -> None:
     def name(weight: str) -> WeightName:
         return layer_weight(layer_idx, weight)
@@ -118,7 +92,7 @@ def _record_layer(
     else:
         program.add(_add_norm(buffers, name("input_norm"), eps))
     linear(buffers.normed, "qkv", buffers.qkv, config.qkv_bias)
-    _record_attention(program, config, buffers, layer_idx, kv)
+    _record_attention(program, config, buffers, layer_idx, kv_format)
     linear(buffers.attention, "o", buffers.delta, config.o_bias)
     program.add(_add_norm(buffers, name("post_attention_norm"), eps))
     linear(buffers.normed, "gate_up", buffers.gate_up, config.mlp_bias)
@@ -131,8 +105,9 @@ def _add_norm(buffers: _Buffers, weight: WeightName, eps: float) -> RmsNorm:
 
 
 def _record_attention(
-    program: Program, config: DecoderConfig, buffers: _Buffers, layer_idx: int, kv: KVLayer
+    program: Program, config: DecoderConfig, buffers: _Buffers, layer_idx: int, kv_format: KVFormat
 ) -> None:
+    kv = kv_layers(config, kv_format)[layer_idx]
     program.add(
         RopeStoreKV(
             qkv=buffers.qkv,
@@ -144,6 +119,7 @@ def _record_attention(
             q_norm=layer_weight(layer_idx, "q_norm") if config.qk_norm else None,
             k_norm=layer_weight(layer_idx, "k_norm") if config.qk_norm else None,
             norm_eps=config.rms_norm_eps,
+            kv_scales=kv_format.scales.get(layer_idx),
         )
     )
     program.add(
