@@ -70,6 +70,11 @@ class Backend(Protocol):
         """The dtypes that activations may have, the preferred one first."""
         ...
 
+    @property
+    def kv_dtypes(self) -> tuple[DType, ...]:
+        """The dtypes that the KV cache may have."""
+        ...
+
     def supports(self, op: Op, weights: Mapping[WeightName, Weight]) -> str | None:
         """None, or why this op cannot run here."""
         ...
