@@ -44,7 +44,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-KV_DTYPES = {"bfloat16": DType.BF16, "float32": DType.F32}
+KV_DTYPES = {
+    "bfloat16": DType.BF16,
+    "float32": DType.F32,
+    "fp8": DType.FP8_E4M3,
+    "fp8_e4m3": DType.FP8_E4M3,
+}
 PROFILE_BUDGET_S = 0.6
 MIN_LOGIT_ROWS = 64
 """The head runs in slices of at least so many rows, where a step has them."""
@@ -81,7 +86,7 @@ class ModelBinding:
     def resolve(cls, model: LoadedModel, backend: Backend, options: EngineOptions) -> ModelBinding:
         """Settle what `auto` means. Raises ConfigurationError for dtypes that do not exist here."""
         activations = _activation_dtype(options, backend)
-        kv_dtype = _kv_dtype(options, activations)
+        kv_dtype = _kv_dtype(options, backend, activations)
         program = model.build_program(activations, kv_dtype)
         return cls(model, backend, activations, kv_dtype, program)
 
@@ -238,11 +243,6 @@ def _refuse_unsupported(options: EngineOptions) -> None:
         raise ConfigurationError(
             f"--tensor-parallel-size {options.execution.tensor_parallel_size} is not supported yet"
         )
-    if options.cache.kv_cache_dtype not in ("auto", *KV_DTYPES):
-        raise ConfigurationError(
-            f"--kv-cache-dtype {options.cache.kv_cache_dtype} is not supported; "
-            f"supported: auto, {', '.join(KV_DTYPES)}"
-        )
 
 
 def _activation_dtype(options: EngineOptions, backend: Backend) -> DType:
@@ -258,6 +258,13 @@ def _activation_dtype(options: EngineOptions, backend: Backend) -> DType:
     return wanted
 
 
-def _kv_dtype(options: EngineOptions, activations: DType) -> DType:
+def _kv_dtype(options: EngineOptions, backend: Backend, activations: DType) -> DType:
     name = options.cache.kv_cache_dtype
-    return activations if name == "auto" else KV_DTYPES[name]
+    wanted = activations if name == "auto" else KV_DTYPES.get(name)
+    if wanted is None or wanted not in backend.kv_dtypes:
+        supported = [key for key, dtype in KV_DTYPES.items() if dtype in backend.kv_dtypes]
+        raise ConfigurationError(
+            f"--kv-cache-dtype {name} is not supported by kernels {backend.name}; "
+            f"supported: auto, {', '.join(supported)}"
+        )
+    return wanted

@@ -32,10 +32,18 @@ class Workbench:
 
     @classmethod
     def make(
-        cls, model: LoadedModel, kernels: str, dtype: DType, num_blocks: int, max_model_len: int
+        cls,
+        model: LoadedModel,
+        kernels: str,
+        dtype: DType,
+        *,
+        num_blocks: int,
+        max_model_len: int,
+        kv_dtype: DType | None = None,
     ) -> Workbench:
+        """`kv_dtype` is that of the activations unless told."""
         backend = get_backend(kernels)
-        program = model.build_program(dtype, dtype)
+        program = model.build_program(dtype, kv_dtype or dtype)
         size = EngineSize(
             num_blocks=num_blocks,
             block_size=16,

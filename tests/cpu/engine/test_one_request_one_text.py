@@ -34,9 +34,10 @@ NUM_ALONE = 5
 """How many of the requests are run alone too; the others are company."""
 
 TINY = {
-    "plain": (tiny_config(), DType.F32),
-    "bfloat16": (tiny_config(qk_norm=True), DType.BF16),
-    "windowed": (tiny_config(windows=(None, 24, None)), DType.F32),
+    "plain": (tiny_config(), DType.F32, DType.F32),
+    "bfloat16": (tiny_config(qk_norm=True), DType.BF16, DType.BF16),
+    "windowed": (tiny_config(windows=(None, 24, None)), DType.F32, DType.F32),
+    "fp8 cache": (tiny_config(), DType.BF16, DType.FP8_E4M3),
 }
 
 
@@ -44,11 +45,13 @@ TINY = {
 def bench_of(name: str, kernels: str) -> Workbench:
     """Compiled once for the tests that follow each other on it."""
     if name == "embedded":
-        model, dtype = load_model("embedded"), DType.BF16
+        model, dtype, kv_dtype = load_model("embedded"), DType.BF16, DType.BF16
     else:
-        config, dtype = TINY[name]
+        config, dtype, kv_dtype = TINY[name]
         model = random_model(config)
-    return Workbench.make(model, kernels, dtype, num_blocks=400, max_model_len=256)
+    return Workbench.make(
+        model, kernels, dtype, num_blocks=400, max_model_len=256, kv_dtype=kv_dtype
+    )
 
 
 @dataclass(slots=True)
