@@ -10,7 +10,7 @@ from hasten.core.engine import Engine, EngineParts
 from hasten.core.messages import AddRequest, EngineReady, PositionLogprobs, TokenOutput
 from hasten.core.options import SchedulerOptions
 from hasten.core.params import GenerationParams
-from hasten.core.policy import queue_policy
+from hasten.core.policy import StepBudget, queue_policy
 from hasten.core.protocols import Executor, Proposer
 from hasten.core.scheduler import Scheduler
 from hasten.core.validation import ModelLimits
@@ -56,6 +56,7 @@ def make_parts(
     executor: Executor,
     vocab_size: int = VOCAB_SIZE,
     proposer: Proposer | None = None,
+    budget: StepBudget | None = None,
 ) -> EngineParts:
     """The parts of an engine over `executor`."""
     blocks = BlockManager(
@@ -69,7 +70,7 @@ def make_parts(
         max_num_seqs=size.max_num_seqs, max_num_batched_tokens=size.max_num_batched_tokens
     )
     return EngineParts(
-        scheduler=Scheduler(options, blocks, queue_policy(size.policy)),
+        scheduler=Scheduler(options, blocks, queue_policy(size.policy), budget),
         blocks=blocks,
         executor=executor,
         capacity=size.capacity,

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hasten.core.engine import Engine
+from hasten.core.latency import ItlBudget, StepTimeModel
 from hasten.core.messages import AddRequest
 from hasten.core.params import GenerationParams
 from hasten.kernels.dtypes import DType
@@ -22,6 +24,7 @@ from tests.helpers.engines import (
     ask,
     collect,
     finish_all,
+    make_parts,
     mock_engine,
     run_alone,
     run_requests,
@@ -172,6 +175,42 @@ def test_a_tight_pool_really_preempts() -> None:
     requests = [ask(f"r{i}", [i, *range(20)], greedy(60, ignore_eos=True)) for i in range(8)]
     assert_same(run_requests(engine, requests), naive_answers(requests))
     assert engine.stats().num_preemptions > 0
+
+
+def test_recomputed_tokens_are_counted_as_they_occur() -> None:
+    """How few they are is shown by `test_scheduler_simulation.py`."""
+    size = EngineSize(num_blocks=40, max_model_len=160, enable_prefix_caching=False)
+    executor = MockExecutor(size.kv_plan, VOCAB_SIZE)
+    engine = Engine(make_parts(size, executor))
+    requests = [ask(f"r{i}", [i] * 20, greedy(60, ignore_eos=True)) for i in range(8)]
+    run_requests(engine, requests)
+    stats = engine.stats()
+    assert stats.num_preemptions > 0
+    assert executor.num_tokens_computed == 8 * (20 + 60 - 1) + stats.num_recomputed_tokens
+
+
+def test_a_target_latency_cuts_prompts_while_others_decode() -> None:
+    """With a step-time model that charges a millisecond a token."""
+    model = StepTimeModel()
+    model.body.set(1000, 1.0)
+    size = EngineSize(max_num_batched_tokens=128)
+    executor = MockExecutor(size.kv_plan, VOCAB_SIZE)
+    budget = ItlBudget(model, target_s=0.030, min_chunk=8)
+    engine = Engine(make_parts(size, executor, VOCAB_SIZE, budget=budget))
+    requests = [
+        ask("decoding", [1] * 100, greedy(20, ignore_eos=True)),
+        ask("long", [2] * 200, greedy(4, ignore_eos=True)),
+    ]
+    expected = naive_answers(requests)
+    answers: Answers = {}
+    engine.add_request(requests[0])
+    collect(answers, engine.step())
+    engine.add_request(requests[1])
+    finish_all(engine, answers)
+    assert_same(answers, expected)
+    sizes = [batch.num_tokens for batch in executor.batches]
+    assert sizes[0] == 100
+    assert max(sizes[1:]) == 30
 
 
 def test_cached_tokens_are_reported_once_and_survive_preemption() -> None:
