@@ -133,22 +133,19 @@ class BlockPool:
 
         Raises AssertionError naming the block.
         """
-        free = set(self._empty) | set(self._cached_free)
+        free = {*self._empty, *self._cached_free}
         assert len(free) == self.num_free, "a block is in the free lists twice"
         assert NULL_BLOCK not in free, "the null block is free"
-        assert references.get(NULL_BLOCK, 0) == 0, "somebody refers to the null block"
-        for block in range(1, self.num_blocks):
+        assert NULL_BLOCK not in references, "somebody refers to the null block"
+        for block, count in enumerate(self._ref_counts[1:], start=1):
             expected = references.get(block, 0)
-            count = self._ref_counts[block]
             assert count == expected, f"block {block}: {count} counted, {expected} referred"
             assert (block in free) == (count == 0), f"block {block}: free and held, or neither"
-        for block in self._empty:
-            assert self._hashes[block] is None, f"block {block} is empty but has contents"
-        for block in self._cached_free:
-            assert self._hashes[block] is not None, f"block {block} is cached without contents"
-        named = {content: block for block, content in enumerate(self._hashes) if content}
+        hashes = self._hashes
+        assert not any(hashes[block] for block in self._empty), "an empty block has contents"
+        assert all(hashes[block] for block in self._cached_free), "a cached block has none"
+        named = {content: block for block, content in enumerate(hashes) if content is not None}
         assert named == self._block_of, "index and blocks disagree about contents"
-        assert self._hashes[NULL_BLOCK] is None, "the null block has contents"
         assert self.num_reserved >= 0, "more was taken of the reserve than was promised"
 
     def _forget(self, block: int) -> None:

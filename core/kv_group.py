@@ -13,7 +13,7 @@ in step. Exercised by `pytest tests/unit/core/test_blocks.py`.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -191,7 +191,7 @@ class KVGroup:
 
     def check_integrity(self, holdings: Iterable[Holding]) -> None:
         """Prove that blocks, holdings, table and reservations agree. Raises AssertionError."""
-        references = Counter(self.copies.values())
+        references: dict[int, int] = defaultdict(int, Counter(self.copies.values()))
         num_reserved = 0
         for holding in holdings:
             size, num_behind = len(holding.blocks), holding.num_behind

@@ -11,9 +11,9 @@ are all the same catching up.
     update():    tokens are appended, rejected drafts dropped, full blocks published
 
 A request is let in only if all its tokens so far fit; the blocks it does not take at once are
-reserved. When a running one needs a block and none is left, `core.preemption` names a victim. One
-that has been preempted comes back in its old place of the queue, once there is a block to spare
-for every running request beside its own.
+reserved. When a running one needs a block and none is left, `core.preemption` names a victim, which
+comes back in its old place of the queue. Whoever is let in leaves a block or more for every running
+request, so that those who run can grow.
 
 Pure bookkeeping: no torch, no clock, no randomness. Exercised by
 `pytest tests/unit/core/test_scheduler.py tests/unit/core/test_scheduler_simulation.py`.
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from hasten.core.latency import EMPTY_STEP
 from hasten.core.plan import PlannedRequest, StepPlan
 from hasten.core.policy import WaitingQueue
-from hasten.core.preemption import choose_victim, oldest
+from hasten.core.preemption import Headroom, choose_victim, oldest
 from hasten.core.request import FinishReason, RequestStatus
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ class Scheduler:
         self._policy = policy
         self._budget = budget
         self._queue = WaitingQueue(policy)
+        self._headroom = Headroom()
         self._blocked: AdmissionQuote | None = None
         self._leaders: dict[str, Request] = {}
         self._followers: dict[str, list[Request]] = {}
@@ -246,7 +247,7 @@ class Scheduler:
         wait for many steps, so its last quote is kept until it fits or has become better.
         """
         blocked = self._blocked
-        num_spare = len(self.running) if request.num_preemptions else 0
+        num_spare = self._headroom.num_blocks(self.running, self._blocks.block_size)
         if (
             blocked is not None
             and blocked.request_id == request.request_id
@@ -345,6 +346,7 @@ class Scheduler:
 
     def _preempt(self, draft: _Draft, victim: Request) -> None:
         """Take the victim's blocks and let it wait in its old place."""
+        self._headroom.note_preemption(victim.num_computed_tokens)
         self._blocks.free(victim.request_id)
         self.running.remove(victim)
         victim.status = RequestStatus.WAITING
@@ -369,6 +371,7 @@ class Scheduler:
         that were right and one token more (fewer where the output ends early). Requests that have
         ended since they were planned are skipped. Raises ValueError when tokens are missing.
         """
+        self._headroom.note_step(plan.num_tokens)
         requests = self.requests
         for planned in plan.requests:
             request = requests.get(planned.request_id)

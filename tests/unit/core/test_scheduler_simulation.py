@@ -1,0 +1,72 @@
+"""Ten thousand random workloads, served and checked step by step; and the price of a tight pool."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.unit.core.simulation import (
+    Setting,
+    Simulation,
+    make_request,
+    run_random_workload,
+)
+
+NUM_WORKLOADS = 10_000
+NUM_PARTS = 10
+LONG_RUN = 10**18
+
+
+@pytest.mark.parametrize("part", range(NUM_PARTS))
+def test_random_workloads(part: int) -> None:
+    """Windows, priorities, forks, drafts, aborts, scored prompts, tight pools: see `simulation`."""
+    num_preemptions = num_cached = 0
+    for seed in range(part, NUM_WORKLOADS, NUM_PARTS):
+        simulation = run_random_workload(seed)
+        num_preemptions += simulation.scheduler.num_preemptions
+        num_cached += simulation.scheduler.num_cached_tokens
+    # Otherwise the workloads would prove nothing.
+    assert num_preemptions > 50
+    assert num_cached > 1000
+
+
+KINDS = {
+    "chat": ((20, 400), (20, 400)),
+    "long outputs": ((10, 60), (200, 700)),
+    "long prompts": ((300, 700), (10, 80)),
+}
+
+
+def serve(kind: str, seed: int, num_blocks: int) -> Simulation:
+    """64 requests at once, up to 32 running, in `num_blocks` of 16 tokens."""
+    rng = random.Random(seed)
+    setting = Setting(
+        num_blocks=num_blocks,
+        block_size=16,
+        max_num_seqs=32,
+        max_num_batched_tokens=512,
+        max_model_len=800,
+        stop_every=LONG_RUN,
+        checks_integrity=False,
+    )
+    simulation = Simulation(setting, rng)
+    prompt_lens, output_lens = KINDS[kind]
+    for arrival in range(64):
+        prompt = tuple(rng.randrange(1000) for _ in range(rng.randrange(*prompt_lens)))
+        simulation.add(make_request(f"r{arrival}", prompt, rng.randrange(*output_lens), arrival))
+    while simulation.step():
+        pass
+    simulation.check_end()
+    return simulation
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(2))
+def test_a_pool_of_60_percent_recomputes_little(kind: str, seed: int) -> None:
+    ample = serve(kind, seed, num_blocks=3000)
+    assert ample.scheduler.num_preemptions == 0
+    tight = serve(kind, seed, num_blocks=1 + ample.peak_blocks * 6 // 10)
+    scheduler = tight.scheduler
+    assert scheduler.num_recomputed_tokens <= 0.1 * scheduler.num_computed_tokens
+    assert tight.num_steps <= 2.5 * ample.num_steps
