@@ -158,7 +158,7 @@ def _rms_norm_cases(dtype: DType) -> Iterator[Case]:
 
 def _act_mul_cases(dtype: DType) -> Iterator[Case]:
     for activation in ops.Activation:
-        for width in (1, 33, 128):
+        for width in (1, 33, 128, 1537):
             recorder = _Recorder(dtype)
             x, values = recorder.operand("x", 2 * width, spread=3.0)
             out = recorder.buffer(OUT, width)
