@@ -1,0 +1,115 @@
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+_I32: TypeAlias = npt.NDArray[np.int32]
+_F32: TypeAlias = npt.NDArray[np.float32]
+_U8: TypeAlias = npt.NDArray[np.uint8]
+
+class Packed:
+    @property
+    def num_bytes(self) -> int: ...
+
+class Program:
+    def __init__(
+        self,
+        isa: str,
+        num_threads: int,
+        max_tokens: int,
+        max_requests: int,
+        max_logit_rows: int,
+        max_model_len: int,
+        vocab_size: int,
+        kv_data: Sequence[_U8],
+        kv_shapes: Sequence[Sequence[int]],
+    ) -> None: ...
+    @property
+    def isa(self) -> str: ...
+    @property
+    def num_bytes(self) -> int: ...
+    def add_buffer(self, width: int, has_logit_rows: bool, forms: int) -> int: ...
+    def embed(self, table: Packed, scale: float, out: int, forms: int) -> None: ...
+    def rms_norm(
+        self, x: int, residual: int, weight: _F32, eps: float, out: int, forms: int
+    ) -> None: ...
+    def linear(
+        self,
+        x: int,
+        weight: Packed,
+        bias: _F32 | None,
+        activation: int,
+        out_begin: int,
+        out: int,
+        forms: int,
+    ) -> None: ...
+    def rope_store_kv(
+        self,
+        qkv: int,
+        group_id: int,
+        layer_idx: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_size: int,
+        cos: _F32,
+        sin: _F32,
+        q_norm: _F32 | None,
+        k_norm: _F32 | None,
+        eps: float,
+    ) -> None: ...
+    def paged_attention(
+        self,
+        qkv: int,
+        group_id: int,
+        layer_idx: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_size: int,
+        scale: float,
+        window: int,
+        softcap: float,
+        sinks: _F32 | None,
+        out: int,
+        forms: int,
+    ) -> None: ...
+    def act_mul(self, x: int, activation: int, out: int, forms: int) -> None: ...
+    def gather_rows(self, x: int, out: int, forms: int) -> None: ...
+    def form(self, x: int, out: int, forms: int) -> None: ...
+    def sample(self, logits: int) -> None: ...
+    def rows(self, buffer: int) -> _F32: ...
+    def run(
+        self,
+        token_ids: _I32,
+        positions: _I32,
+        query_starts: _I32,
+        seq_lens: _I32,
+        table_rows: _I32,
+        logit_rows: _I32,
+        groups: tuple[tuple[_I32, _I32, _I32], ...],
+        sampling: tuple[npt.NDArray[Any], ...],
+        counts: tuple[_I32, _I32, _F32] | None,
+        bias: tuple[_I32, _I32, _F32] | None,
+        mask_idx: _I32 | None,
+        masks: npt.NDArray[np.uint32] | None,
+        num_top: int,
+        out_token_ids: _I32,
+        out_logprobs: _F32,
+        out_top_ids: _I32,
+        out_top_logprobs: _F32,
+    ) -> None: ...
+
+def allocate(num_bytes: int) -> _U8: ...
+def best_isa(limit: str) -> str: ...
+def packed_bytes(weight_format: int, scales: int, rows: int, width: int) -> int: ...
+def packed(weight_format: int, scales: int, rows: int, width: int, data: _U8) -> Packed: ...
+def pack_integers(
+    weight_format: int,
+    scale_type: int,
+    group_size: int,
+    q: _U8,
+    scales: npt.NDArray[Any],
+    offsets: npt.NDArray[Any] | None,
+    out: _U8,
+) -> None: ...
+def pack_dense(weight_format: int, values: _F32, out: _U8) -> None: ...

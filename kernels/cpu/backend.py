@@ -1,0 +1,265 @@
+"""`CpuBackend`: compiles programs for the native kernels and runs them.
+
+Numerics. Buffers are float32 inside whatever dtype the program declares; the dtype says how exact
+the products are. In a bfloat16 program, linears with integer weights take int8 activations
+(quantised per token and group of 32) or, as `LinearInputs.BF16`, bfloat16 ones; plain weights
+are bfloat16; a bfloat16 KV cache is multiplied in bfloat16. In a float32 program every product is
+float32. All sums are float32 in an order that the shapes alone decide.
+
+Exercised by `pytest tests/cpu/native`.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from hasten.kernels import ops
+from hasten.kernels.backend import UnsupportedOpError
+from hasten.kernels.cpu.lowering import Lowering
+from hasten.kernels.cpu.packing import GROUP, integer_format
+from hasten.kernels.dtypes import DType
+from hasten.kernels.step import MAX_LOGPROBS, StepResult
+from hasten.kernels.weights import StackedWeight
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy.typing as npt
+    from hasten.kernels.backend import KVPlan
+    from hasten.kernels.cpu import _native
+    from hasten.kernels.ops import Op
+    from hasten.kernels.program import Capacity, KVGroupSpec, Program, WeightName
+    from hasten.kernels.step import SparseRows, StepBatch
+    from hasten.kernels.weights import Weight
+
+ISA_VARIABLE = "HASTEN_CPU_ISA"
+MAX_HEAD_SIZE = 256
+_TASK_TOKENS = 32  # query tokens of one attention task, as in native/program.cpp
+_TASK_BYTES = 900_000  # of the threads' scratch memory that a task's rows may take
+
+
+class LinearInputs(enum.StrEnum):
+    """What integer weights are multiplied with in bfloat16 programs."""
+
+    INT8 = "int8"
+    BF16 = "bfloat16"
+
+
+@dataclass(frozen=True, slots=True)
+class CpuKVCache:
+    """One array per group, laid out as native/ops.h `KVGroup` says; zero at first."""
+
+    plan: KVPlan
+    data: tuple[npt.NDArray[np.uint8], ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(array.nbytes for array in self.data)
+
+
+class CpuBackend:
+    """The native kernels, on `num_threads` threads (default: the processors it may run on)."""
+
+    name = "cpu"
+
+    def __init__(
+        self,
+        num_threads: int | None = None,
+        linear_inputs: LinearInputs = LinearInputs.INT8,
+        isa: str | None = None,
+    ) -> None:
+        """Raises ValueError when `isa` (default: $HASTEN_CPU_ISA) is unknown or not runnable."""
+        from hasten.kernels.cpu import _native
+
+        self._native = _native
+        self.num_threads = num_threads or len(os.sched_getaffinity(0))
+        self.linear_inputs = linear_inputs
+        self.isa = _native.best_isa(os.environ.get(ISA_VARIABLE, "") if isa is None else isa)
+
+    @property
+    def activation_dtypes(self) -> tuple[DType, ...]:
+        return DType.BF16, DType.F32
+
+    def supports(self, op: Op, weights: Mapping[WeightName, Weight]) -> str | None:
+        if isinstance(op, ops.PagedAttention):
+            return _why_not_attention(op)
+        if isinstance(op, ops.Embed) and isinstance(weights[op.table], StackedWeight):
+            return "the table is stacked from several matrices"
+        return None if isinstance(op, _IMPLEMENTED) else f"{op.name} is not implemented"
+
+    def activation_group(self, weight: Weight, dtype: DType) -> int | None:
+        """Inputs per group in which this matrix's activations become int8; None: they do not."""
+        if dtype is DType.F32 or self.linear_inputs is not LinearInputs.INT8:
+            return None
+        is_integer = not isinstance(weight, StackedWeight) and integer_format(weight) is not None
+        return GROUP if is_integer else None
+
+    def kv_block_bytes(self, spec: KVGroupSpec, block_size: int) -> int:
+        _check_kv(spec, block_size)
+        per_token = 2 * spec.num_kv_heads * _padded(spec.head_size) * spec.dtype.itemsize
+        return spec.num_layers * block_size * per_token
+
+    def allocate_kv(self, plan: KVPlan) -> CpuKVCache:
+        """Zeroed memory, taken from the system as blocks are first written."""
+        sizes = (
+            blocks * self.kv_block_bytes(spec, plan.block_size)
+            for spec, blocks in zip(plan.groups, plan.num_blocks, strict=True)
+        )
+        return CpuKVCache(plan, tuple(self._native.allocate(size) for size in sizes))
+
+    def compile(
+        self,
+        program: Program,
+        weights: Mapping[WeightName, Weight],
+        kv_cache: CpuKVCache,
+        capacity: Capacity,
+    ) -> CpuExecutable:
+        for op in program.ops:
+            reason = self.supports(op, weights)
+            if reason is not None:
+                raise UnsupportedOpError(f"the cpu backend cannot run {op.name}: {reason}")
+        target = self._native.Program(
+            self.isa,
+            self.num_threads,
+            capacity.max_tokens,
+            capacity.max_requests,
+            capacity.max_logit_rows,
+            capacity.max_model_len,
+            program.vocab_size,
+            kv_cache.data,
+            [
+                _kv_shape(spec, blocks, kv_cache.plan.block_size)
+                for spec, blocks in zip(kv_cache.plan.groups, kv_cache.plan.num_blocks, strict=True)
+            ],
+        )
+        wants_int8 = self.linear_inputs is LinearInputs.INT8
+        lowering = Lowering(program, weights, target, capacity.max_model_len, wants_int8)
+        lowering.run()
+        taps = {
+            name: lowering.buffer_ids[buffer.buffer_id] for name, buffer in program.taps.items()
+        }
+        return CpuExecutable(target, capacity, taps)
+
+
+class CpuExecutable:
+    """A program bound to packed weights and a KV cache."""
+
+    def __init__(self, target: _native.Program, capacity: Capacity, taps: dict[str, int]) -> None:
+        self._target = target
+        self._taps = taps
+        self._num_tokens = 0
+        rows = capacity.max_tokens
+        self._token_ids = np.zeros(rows, np.int32)
+        self._logprobs = np.zeros(rows, np.float32)
+        self._top_ids = np.zeros(rows * MAX_LOGPROBS, np.int32)
+        self._top_logprobs = np.zeros(rows * MAX_LOGPROBS, np.float32)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of activations and scratch, weights and KV cache apart."""
+        return self._target.num_bytes
+
+    def run(self, batch: StepBatch) -> StepResult:
+        """Compute one step; the result's arrays are valid until the next call.
+
+        Raises ValueError when the batch exceeds its capacities or points outside its tables.
+        """
+        sampling = batch.sampling
+        num_rows = batch.num_logit_rows
+        num_top = max(int(sampling.num_logprobs.max()), 0) if num_rows else 0
+        top_ids = self._top_ids[: num_rows * num_top]
+        top_logprobs = self._top_logprobs[: num_rows * num_top]
+        top_ids.fill(-1)
+        top_logprobs.fill(np.nan)
+        self._target.run(
+            batch.token_ids,
+            batch.positions,
+            batch.query_starts,
+            batch.seq_lens,
+            batch.table_rows,
+            batch.logit_rows,
+            tuple((g.slot_mapping, g.block_tables, g.block_copies) for g in batch.groups),
+            (
+                sampling.temperature,
+                sampling.top_k,
+                sampling.top_p,
+                sampling.min_p,
+                sampling.repetition_penalty,
+                sampling.frequency_penalty,
+                sampling.presence_penalty,
+                sampling.seeds,
+                sampling.positions,
+                sampling.sample_idx,
+                sampling.num_logprobs,
+                sampling.target_ids,
+            ),
+            _sparse(sampling.counts),
+            _sparse(sampling.bias),
+            sampling.mask_idx,
+            sampling.masks,
+            num_top,
+            self._token_ids,
+            self._logprobs,
+            top_ids,
+            top_logprobs,
+        )
+        self._num_tokens = batch.num_tokens
+        return StepResult(
+            self._token_ids[:num_rows],
+            self._logprobs[:num_rows],
+            top_ids.reshape(num_rows, num_top),
+            top_logprobs.reshape(num_rows, num_top),
+        )
+
+    def tap(self, name: str) -> npt.NDArray[np.float32]:
+        return self._target.rows(self._taps[name])[: self._num_tokens]
+
+
+_IMPLEMENTED = (
+    ops.Embed,
+    ops.RmsNorm,
+    ops.Linear,
+    ops.RopeStoreKV,
+    ops.ActMul,
+    ops.GatherRows,
+    ops.Tap,
+    ops.Sample,
+)
+
+
+def _sparse(
+    rows: SparseRows | None,
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32]] | None:
+    return None if rows is None else (rows.starts, rows.token_ids, rows.values)
+
+
+def _padded(head_size: int) -> int:
+    return -(-head_size // 16) * 16
+
+
+def _kv_shape(spec: KVGroupSpec, num_blocks: int, block_size: int) -> tuple[int, ...]:
+    is_bf16 = int(spec.dtype is DType.BF16)
+    head_size = _padded(spec.head_size)
+    return spec.num_layers, spec.num_kv_heads, head_size, num_blocks, block_size, is_bf16
+
+
+def _check_kv(spec: KVGroupSpec, block_size: int) -> None:
+    if spec.dtype not in (DType.BF16, DType.F32):
+        raise ValueError(f"the cpu backend has no KV cache of {spec.dtype}, only bfloat16, float32")
+    if block_size % 16:
+        raise ValueError(f"the cpu backend needs blocks of a multiple of 16 tokens: {block_size}")
+    if spec.head_size > MAX_HEAD_SIZE:
+        raise ValueError(f"the cpu backend takes heads up to {MAX_HEAD_SIZE}: {spec.head_size}")
+
+
+def _why_not_attention(op: ops.PagedAttention) -> str | None:
+    if op.head_size > MAX_HEAD_SIZE:
+        return f"heads of {op.head_size}, larger than {MAX_HEAD_SIZE}"
+    rows = _TASK_TOKENS * op.num_heads // op.num_kv_heads
+    if rows * (2 * _padded(op.head_size) + 2) * 4 > _TASK_BYTES:
+        return f"{op.num_heads // op.num_kv_heads} heads of {op.head_size} share a KV head"
+    return None

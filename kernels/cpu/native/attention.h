@@ -1,0 +1,414 @@
+// paged_attention: every query against the cached keys and values of its request.
+//
+// Rows that share a KV head (the tokens of a task times the heads of the group) go together in
+// register tiles of kRowTile. Keys are walked in splits of kSplitLen from position 0; a split's
+// softmax is complete in itself (maximum, sum, weighted values) and splits are merged from first to
+// last. That order depends on positions alone, so prefill, chunk, decode and verify agree in bits,
+// and splits may also run in parallel: whoever finishes a row's last one merges them.
+
+namespace hasten::HASTEN_ISA {
+
+constexpr float kNoKey = -1e30f;  // the maximum of a row without keys; e^(-inf - kNoKey) is 0
+constexpr int kSplitTiles = kSplitLen / kKVTile;
+
+// A split's result for one row, or several splits merged: softmax numerators relative to `max`.
+struct RowState {
+  float* max;   // [rows]
+  float* sum;   // [rows]
+  float* acc;   // [rows, head_size]
+};
+
+// The keys of one split that rows of a task may read.
+struct SplitKeys {
+  const uint8_t* k[kSplitTiles];
+  const uint8_t* v[kSplitTiles];
+  int origin;  // position of the split's first key
+  int begin;   // positions, within the split
+  int end;
+};
+
+struct KvBf16 : DenseBf16 {
+  static constexpr int kPack = 2;
+  static HASTEN_INLINE void store_words(uint32_t* to, F16x a) {
+    store_bf16(reinterpret_cast<uint16_t*>(to), a);
+  }
+};
+struct KvF32 : DenseF32 {
+  static constexpr int kPack = 1;
+  static HASTEN_INLINE void store_words(uint32_t* to, F16x a) { istore(to, as_int(a)); }
+};
+
+// Scores of R rows with `N` adjacent tiles of 16 keys.
+template <class KV, int R, int N>
+HASTEN_INLINE void score_tiles(const uint32_t* q, int words, const uint8_t* const* k,
+                               F16x (&s)[R][N]) {
+  for (int r = 0; r < R; ++r)
+    for (int n = 0; n < N; ++n) s[r][n] = zero();
+  for (int d = 0; d < words; ++d) {
+    I16x key[N];
+#pragma GCC unroll 4
+    for (int n = 0; n < N; ++n) key[n] = iload(k[n] + 64 * d);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const uint32_t word = q[r * words + d];
+#pragma GCC unroll 4
+      for (int n = 0; n < N; ++n) s[r][n] = KV::dot(s[r][n], key[n], word);
+    }
+  }
+}
+
+// The first and last key (positions) that each row of a tile may read.
+struct RowLimits {
+  int first[kRowTile];
+  int last[kRowTile];
+  int max_first;
+  int min_last;
+};
+
+template <class KV, int R>
+struct RowTile {
+  const AttentionOp& op;
+  const uint32_t* q;  // [R, words]
+  int words;
+  int head_size;
+  const RowLimits& limits;
+  float (*scores)[kSplitLen];   // [R]
+  uint32_t (*probs)[kSplitLen];  // [R] words
+
+  HASTEN_INLINE F16x finish_score(F16x s) const {
+    s = s * splat(op.scale);
+    if (op.softcap > 0.0f) s = splat(op.softcap) * tanh(s / splat(op.softcap));
+    return s;
+  }
+
+  HASTEN_INLINE F16x mask(F16x s, int r, int position) const {
+    const F16x none = splat(-__builtin_inff());
+    const I16x keys = isplat(position) + lane_ids();
+    s = select_less(keys, isplat(limits.last[r] + 1), s, none);
+    return select_less(keys, isplat(limits.first[r]), none, s);
+  }
+
+  template <int N>
+  HASTEN_INLINE void score(const SplitKeys& keys, int tile, F16x (&top)[R]) const {
+    F16x s[R][N];
+    score_tiles<KV, R, N>(q, words, keys.k + tile, s);
+    const int position = keys.origin + tile * kKVTile;
+    const bool all_valid =
+        position >= limits.max_first && position + N * kKVTile - 1 <= limits.min_last;
+    for (int r = 0; r < R; ++r) {
+      for (int n = 0; n < N; ++n) {
+        F16x value = finish_score(s[r][n]);
+        if (!all_valid) value = mask(value, r, position + n * kKVTile);
+        top[r] = max(top[r], value);
+        store(scores[r] + (tile + n) * kKVTile, value);
+      }
+    }
+  }
+
+  template <int N>
+  HASTEN_INLINE void weigh(const SplitKeys& keys, int dim, float* acc) const {
+    F16x sum[R][N];
+    for (int r = 0; r < R; ++r)
+      for (int n = 0; n < N; ++n) sum[r][n] = zero();
+    const int begin = keys.begin / KV::kPack, end = (keys.end + KV::kPack - 1) / KV::kPack;
+    for (int w = begin; w < end; ++w) {
+      const int per_tile = kKVTile / KV::kPack;
+      const uint8_t* v = keys.v[w / per_tile] + 4 * (w % per_tile * head_size + dim);
+      I16x value[N];
+#pragma GCC unroll 4
+      for (int n = 0; n < N; ++n) value[n] = iload(v + 64 * n);
+      if (KV::kPack == 2 && (2 * w < keys.begin || 2 * w + 1 >= keys.end)) {
+        // The other token of this pair is none of the request's: it may hold anything, NaN too.
+        const I16x keep = isplat(static_cast<int32_t>(2 * w < keys.begin ? 0xFFFF0000u : 0xFFFFu));
+        for (int n = 0; n < N; ++n) value[n] = value[n] & keep;
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+        for (int n = 0; n < N; ++n) sum[r][n] = KV::dot(sum[r][n], value[n], probs[r][w]);
+      }
+    }
+    for (int r = 0; r < R; ++r)
+      for (int n = 0; n < N; ++n) store(acc + r * head_size + dim + n * kLanes, sum[r][n]);
+  }
+
+  void run(const SplitKeys& keys, const RowState& to) const {
+    const int first = keys.begin / kKVTile;
+    const int last = (keys.end + kKVTile - 1) / kKVTile;
+    F16x top[R];
+    for (int r = 0; r < R; ++r) top[r] = splat(kNoKey);
+    int tile = first;
+    for (; tile + 2 <= last; tile += 2) score<2>(keys, tile, top);
+    if (tile < last) score<1>(keys, tile, top);
+    for (int r = 0; r < R; ++r) {
+      const float largest = reduce_max(top[r]);
+      const F16x shift = splat(largest);
+      F16x sum = zero();
+      for (int t = first; t < last; ++t) {
+        const F16x p = exp(load(scores[r] + t * kKVTile) - shift);
+        sum = sum + p;
+        KV::store_words(probs[r] + t * kKVTile / KV::kPack, p);
+      }
+      to.max[r] = largest;
+      to.sum[r] = reduce_add(sum);
+    }
+    int dim = 0;
+    for (; dim + 4 * kLanes <= head_size; dim += 4 * kLanes) weigh<4>(keys, dim, to.acc);
+    for (; dim < head_size; dim += kLanes) weigh<1>(keys, dim, to.acc);
+  }
+};
+
+HASTEN_INLINE float exp_scalar(float x) {
+  alignas(64) float t[kLanes];
+  store(t, exp(splat(x)));
+  return t[0];
+}
+
+// into = into (+) from, for `rows` rows.
+inline void merge(const RowState& into, const RowState& from, int rows, int head_size) {
+  for (int r = 0; r < rows; ++r) {
+    const float largest = into.max[r] > from.max[r] ? into.max[r] : from.max[r];
+    const float a = exp_scalar(into.max[r] - largest), b = exp_scalar(from.max[r] - largest);
+    into.max[r] = largest;
+    into.sum[r] = into.sum[r] * a + from.sum[r] * b;
+    float* x = into.acc + r * head_size;
+    const float* y = from.acc + r * head_size;
+    for (int d = 0; d < head_size; d += kLanes) {
+      store(x + d, fma(load(y + d), splat(b), load(x + d) * splat(a)));
+    }
+  }
+}
+
+// One task on one KV head.
+template <class KV>
+class HeadTask {
+ public:
+  HeadTask(const AttentionOp& op, const Step& step, const Share& share, const AttentionTask& task,
+           int kv_head)
+      : op_(op),
+        step_(step),
+        share_(share),
+        task_(task),
+        kv_head_(kv_head),
+        kv_(step.kv[op.group_id]),
+        per_kv_(op.num_heads / op.num_kv_heads),
+        rows_((task.token_end - task.token_begin) * per_kv_),
+        head_size_(kv_.head_size),
+        words_(head_size_ / KV::kPack) {
+    uint8_t* free = share.scratch;
+    queries_ = take<uint32_t>(free, static_cast<size_t>(rows_) * words_);
+    merged_ = take_state(free, rows_);
+    current_ = take_state(free, kRowTile);
+    scores_ = take<float[kSplitLen]>(free, kRowTile);
+    probs_ = take<uint32_t[kSplitLen]>(free, kRowTile);
+  }
+
+  int rows() const { return rows_; }
+  static int splits(const AttentionTask& task) {
+    return round_up(task.key_end, kSplitLen) / kSplitLen;
+  }
+  // The first split that any row of the task may read.
+  static int first_split(const AttentionOp& op, const Step& step, const AttentionTask& task) {
+    const int first = step.positions[task.token_begin] - op.window + 1;
+    return op.window > 0 && first > 0 ? first / kSplitLen : 0;
+  }
+
+  void run_all() {
+    load_queries();
+    const int begin = first_split(op_, step_, task_);
+    for (int s = begin; s < splits(task_); ++s) run_split(s, s == begin ? nullptr : &current_);
+    write_out(merged_);
+  }
+
+  // One split into memory that other threads read.
+  void run_one(int split, const RowState& to) {
+    load_queries();
+    merged_ = to;
+    run_split(split, nullptr);
+  }
+
+  template <class PartOf>
+  void merge_and_write(int begin, int end, PartOf&& part_of) {
+    const RowState merged = part_of(begin);
+    for (int s = begin + 1; s < end; ++s) merge(merged, part_of(s), rows_, head_size_);
+    write_out(merged);
+  }
+
+ private:
+  template <class T>
+  static T* take(uint8_t*& free, size_t count) {
+    T* taken = reinterpret_cast<T*>(free);
+    free += (count * sizeof(T) + 63) / 64 * 64;
+    return taken;
+  }
+  RowState take_state(uint8_t*& free, int rows) const {
+    const auto count = static_cast<size_t>(rows);
+    float* max = take<float>(free, count);
+    float* sum = take<float>(free, count);
+    return {max, sum, take<float>(free, count * static_cast<size_t>(head_size_))};
+  }
+
+  void load_queries() {
+    alignas(64) float padded[kMaxHeadSize];
+    std::memset(padded, 0, sizeof(float) * static_cast<size_t>(head_size_));
+    for (int i = 0; i < rows_; ++i) {
+      const int head = kv_head_ * per_kv_ + i % per_kv_;
+      const float* q = plain_row(*op_.qkv, task_.token_begin + i / per_kv_) + head * op_.head_size;
+      std::memcpy(padded, q, sizeof(float) * static_cast<size_t>(op_.head_size));
+      for (int d = 0; d < head_size_; d += kLanes) {
+        KV::store_words(queries_ + i * words_ + d / KV::kPack, load(padded + d));
+      }
+    }
+  }
+
+  SplitKeys split_keys(int split) const {
+    SplitKeys keys{};
+    keys.origin = split * kSplitLen;
+    const int first = step_.positions[task_.token_begin] - op_.window + 1 - keys.origin;
+    keys.begin = op_.window > 0 && first > 0 ? first : 0;
+    const int left = task_.key_end - keys.origin;
+    keys.end = left < kSplitLen ? left : kSplitLen;
+    const GroupTables& tables = step_.groups[op_.group_id];
+    const int32_t* table = tables.block_tables +
+                           static_cast<size_t>(step_.table_rows[task_.request]) * tables.table_width;
+    const int per_block = kv_.block_size / kKVTile;
+    for (int t = keys.begin / kKVTile; t * kKVTile < keys.end; ++t) {
+      const int tile = keys.origin / kKVTile + t;
+      const int block = table[tile / per_block];
+      keys.k[t] = kv_.k_tile(op_.layer_idx, kv_head_, block, tile % per_block);
+      keys.v[t] = keys.k[t] + kv_.head_bytes();
+    }
+    return keys;
+  }
+
+  RowLimits limits_of(int row, int count) const {
+    RowLimits limits{};
+    limits.max_first = 0;
+    limits.min_last = 0x7FFFFFFF;
+    for (int r = 0; r < count; ++r) {
+      const int last = step_.positions[task_.token_begin + (row + r) / per_kv_];
+      const int first = op_.window > 0 && last >= op_.window ? last - op_.window + 1 : 0;
+      limits.first[r] = first;
+      limits.last[r] = last;
+      if (first > limits.max_first) limits.max_first = first;
+      if (last < limits.min_last) limits.min_last = last;
+    }
+    return limits;
+  }
+
+  static RowState at(const RowState& state, int row, int head_size) {
+    return {state.max + row, state.sum + row, state.acc + static_cast<size_t>(row) * head_size};
+  }
+
+  // Every row tile through one split: straight into `merged_`, or by way of `via`.
+  void run_split(int split, const RowState* via) {
+    SplitKeys keys = split_keys(split);
+    const int end = keys.end;
+    for (int row = 0; row < rows_; row += kRowTile) {
+      const int count = rows_ - row < kRowTile ? rows_ - row : kRowTile;
+      const RowLimits limits = limits_of(row, count);
+      const int last = limits.last[count - 1] - keys.origin + 1;
+      keys.end = last < end ? last : end;
+      if (via && keys.end <= keys.begin) continue;
+      const RowState own = at(merged_, row, head_size_);
+      run_tile<kRowTile>(count, keys, limits, queries_ + row * words_, via ? *via : own);
+      if (via) merge(own, *via, count, head_size_);
+    }
+  }
+
+  template <int R>
+  void run_tile(int count, const SplitKeys& keys, const RowLimits& limits, const uint32_t* q,
+                const RowState& to) {
+    if constexpr (R > 1) {
+      if (count < R) return run_tile<R - 1>(count, keys, limits, q, to);
+    }
+    RowTile<KV, R>{op_, q, words_, head_size_, limits, scores_, probs_}.run(keys, to);
+  }
+
+  void write_out(const RowState& state) const {
+    alignas(64) float values[kMaxHeadSize];
+    for (int i = 0; i < rows_; ++i) {
+      const int head = kv_head_ * per_kv_ + i % per_kv_;
+      float scale = 1.0f, sum = state.sum[i];
+      if (op_.sinks != nullptr) {
+        const float sink = op_.sinks[head];
+        const float largest = state.max[i] > sink ? state.max[i] : sink;
+        scale = exp_scalar(state.max[i] - largest);
+        sum = sum * scale + exp_scalar(sink - largest);
+      }
+      const F16x inverse = splat(scale / sum);
+      for (int d = 0; d < head_size_; d += kLanes) {
+        store(values + d, load(state.acc + i * head_size_ + d) * inverse);
+      }
+      emit(op_.out, task_.token_begin + i / per_kv_, step_.num_tokens, head * op_.head_size, values,
+           op_.head_size);
+    }
+  }
+
+  const AttentionOp& op_;
+  const Step& step_;
+  const Share& share_;
+  const AttentionTask& task_;
+  const int kv_head_;
+  const KVGroup& kv_;
+  const int per_kv_;
+  const int rows_;
+  const int head_size_;
+  const int words_;
+  uint32_t* queries_;
+  RowState merged_;
+  RowState current_;
+  float (*scores_)[kSplitLen];
+  uint32_t (*probs_)[kSplitLen];
+};
+
+// Few short tasks: the splits of a task run in parallel, and the last to finish merges them.
+template <class KV>
+void attention_by_splits(const AttentionOp& op, const Step& step, const Share& share) {
+  const int heads = op.num_kv_heads, head_size = step.kv[op.group_id].head_size;
+  const int most = step.max_splits;
+  const int count = step.num_attention_tasks * heads * most;
+  int unit, end;
+  while (share.claim(count, 1, unit, end)) {
+    const int split = unit % most, which = unit / most;
+    const AttentionTask& task = step.attention_tasks[which / heads];
+    const int first = HeadTask<KV>::first_split(op, step, task);
+    const int num_splits = HeadTask<KV>::splits(task);
+    if (split < first || split >= num_splits) continue;
+    HeadTask<KV> job(op, step, share, task, which % heads);
+    const auto part_of = [&](int s) {
+      const size_t rows = static_cast<size_t>(step.max_task_tokens) * (op.num_heads / heads);
+      float* base = step.partials + (static_cast<size_t>(which) * most + s) * rows * (head_size + 2);
+      return RowState{base, base + rows, base + 2 * rows};
+    };
+    job.run_one(split, part_of(split));
+    // Release this part, acquire those of the others.
+    const int done = step.splits_done[which].fetch_add(1, std::memory_order_acq_rel) + 1;
+    if (done < num_splits - first) continue;
+    step.splits_done[which].store(0, std::memory_order_relaxed);
+    job.merge_and_write(first, num_splits, part_of);
+  }
+}
+
+template <class KV>
+void attention(const AttentionOp& op, const Step& step, const Share& share) {
+  if (step.splits_in_parallel) return attention_by_splits<KV>(op, step, share);
+  // Later tasks of a prompt read more keys: the longest go first, so that threads end together.
+  const int count = step.num_attention_tasks * op.num_kv_heads;
+  int unit, end;
+  while (share.claim(count, 1, unit, end)) {
+    const int which = count - 1 - unit;
+    const AttentionTask& task = step.attention_tasks[which / op.num_kv_heads];
+    HeadTask<KV>(op, step, share, task, which % op.num_kv_heads).run_all();
+  }
+}
+
+inline void paged_attention(const AttentionOp& op, const Step& step, const Share& share) {
+  if (step.kv[op.group_id].is_bf16) {
+    attention<KvBf16>(op, step, share);
+  } else {
+    attention<KvF32>(op, step, share);
+  }
+}
+
+}  // namespace hasten::HASTEN_ISA

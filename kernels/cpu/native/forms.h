@@ -1,0 +1,113 @@
+// Leaving rows in the forms that their readers want (see ops.h). Needs simd.h and ops.h.
+
+namespace hasten::HASTEN_ISA {
+
+// The place of one row in a laid-out buffer.
+struct RowPlace {
+  int block;   // first row of its block
+  int height;  // rows of the block
+  int lane;    // the row within it
+};
+
+HASTEN_INLINE RowPlace place_of(int row, int num_rows) {
+  const int block = row / kRowTile * kRowTile;
+  const int left = num_rows - block;
+  return {block, left < kRowTile ? left : kRowTile, row - block};
+}
+
+// One block of int8 rows, `height` rows of it in use.
+struct Int8Block {
+  int32_t* words;    // [width / 4][height], four int8 each
+  float* scales;     // [groups][height]
+  float* sums;       // [groups][height], scale times the sum of the group's integers
+  int32_t* isums;    // [groups][height], that sum itself
+
+  HASTEN_INLINE Int8Block(const Buffer& b, int block, int height) {
+    uint8_t* base = b.int8 + static_cast<size_t>(block) * b.int8_row_bytes();
+    const size_t span = static_cast<size_t>(height) * b.groups();
+    words = reinterpret_cast<int32_t*>(base);
+    scales = reinterpret_cast<float*>(base + static_cast<size_t>(height) * b.padded_width());
+    sums = scales + span;
+    isums = reinterpret_cast<int32_t*>(sums + span);
+  }
+};
+
+// Quantises 32 values to q = round(x / s), s = max |x| / 127. A group that holds NaN or infinity
+// gets the scale NaN, so that it stays visible instead of turning into ordinary integers.
+HASTEN_INLINE void emit_int8_group(const Int8Block& to, int group, int height, int lane,
+                                   const float* values) {
+  const F16x a = load(values);
+  const F16x b = load(values + kLanes);
+  const I16x magnitude = isplat(0x7FFFFFFF);
+  const int32_t top = reduce_imax(imax(as_int(a) & magnitude, as_int(b) & magnitude));
+  float largest;
+  std::memcpy(&largest, &top, sizeof largest);
+  const bool is_finite = top < 0x7F800000;
+  // Below 2^-100 the inverse would overflow; such a group is zero for every purpose.
+  const float inverse = is_finite && largest > 1e-30f ? 127.0f / largest : 0.0f;
+  alignas(64) int8_t q[kGroup];
+  int32_t sum = 0;
+  if (inverse != 0.0f) {
+    const I16x qa = to_int(a * splat(inverse));
+    const I16x qb = to_int(b * splat(inverse));
+    store_i8(q, qa);
+    store_i8(q + kLanes, qb);
+    sum = reduce_iadd(qa + qb);
+  } else {
+    std::memset(q, 0, sizeof q);
+  }
+  for (int i = 0; i < kGroup / 4; ++i) {
+    std::memcpy(&to.words[(group * (kGroup / 4) + i) * height + lane], q + 4 * i, 4);
+  }
+  const float scale = is_finite ? largest * (1.0f / 127.0f) : __builtin_nanf("");
+  to.scales[group * height + lane] = scale;
+  to.sums[group * height + lane] = scale * static_cast<float>(sum);
+  to.isums[group * height + lane] = sum;
+}
+
+HASTEN_INLINE void emit_words(uint8_t* base, size_t row_bytes, const RowPlace& at, int first_word,
+                              const void* words, int count) {
+  auto* to = reinterpret_cast<uint32_t*>(base + static_cast<size_t>(at.block) * row_bytes);
+  for (int i = 0; i < count; ++i) {
+    std::memcpy(&to[(first_word + i) * at.height + at.lane],
+                static_cast<const uint8_t*>(words) + 4 * i, 4);
+  }
+}
+
+// Leaves columns [begin, begin + count) of a row. `begin` is a multiple of 32, and so is `count`
+// unless the columns reach the end of the row.
+inline void emit(const Output& out, int row, int num_rows, int begin, const float* values,
+                 int count) {
+  const Buffer& b = *out.buffer;
+  if (out.forms & kPlain) {
+    float* to = b.plain + static_cast<size_t>(row) * b.width + begin;
+    if (to != values) std::memcpy(to, values, sizeof(float) * static_cast<size_t>(count));
+  }
+  if (!(out.forms & ~static_cast<unsigned>(kPlain))) return;
+  const RowPlace at = place_of(row, num_rows);
+  const Int8Block int8(b, at.block, at.height);
+  for (int i = 0; i < count; i += kGroup) {
+    alignas(64) float padded[kGroup];
+    const float* group = values + i;
+    if (count - i < kGroup) {
+      std::memset(padded, 0, sizeof padded);
+      std::memcpy(padded, group, sizeof(float) * static_cast<size_t>(count - i));
+      group = padded;
+    }
+    const int column = begin + i;
+    if (out.forms & kInt8) emit_int8_group(int8, column / kGroup, at.height, at.lane, group);
+    if (out.forms & kBf16) {
+      alignas(64) uint16_t halves[kGroup];
+      store_bf16(halves, load(group));
+      store_bf16(halves + kLanes, load(group + kLanes));
+      emit_words(b.bf16, b.bf16_row_bytes(), at, column / 2, halves, kGroup / 2);
+    }
+    if (out.forms & kF32) emit_words(b.f32, b.f32_row_bytes(), at, column, group, kGroup);
+  }
+}
+
+inline float* plain_row(const Buffer& b, int row) {
+  return b.plain + static_cast<size_t>(row) * b.width;
+}
+
+}  // namespace hasten::HASTEN_ISA

@@ -1,0 +1,4 @@
+// Kernels for any processor.
+#define HASTEN_ISA portable
+#define HASTEN_ISA_NAME "portable"
+#include "isa.inc"

@@ -1,0 +1,453 @@
+// The Python module `hasten.kernels.cpu._native`: memory, packing, and programs.
+//
+// Sizes of arrays are checked here and in program.cpp; an array that an op keeps (a weight, a
+// table) stays alive because the program holds a reference to it.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "packing.h"
+#include "program.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace hasten {
+namespace {
+
+template <class T>
+using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T>
+using Matrix = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+template <class T>
+using MutableVector = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+void require(bool condition, const char* message) {
+  if (!condition) throw std::invalid_argument(message);
+}
+
+// A packed matrix and the array that holds it.
+struct Packed {
+  PackedWeight weight;
+  Vector<uint8_t> data;
+};
+
+Packed make_packed(int format, int scales, int rows, int width, Vector<uint8_t> data) {
+  PackedWeight weight;
+  weight.format = static_cast<WeightFormat>(format);
+  weight.scales = static_cast<ScaleType>(scales);
+  weight.rows = rows;
+  weight.width = width;
+  require(rows > 0 && width > 0 && width % kGroup == 0, "a packed weight needs whole groups");
+  const size_t bytes = weight.tile_bytes() * static_cast<size_t>(weight.tiles());
+  require(data.size() == bytes, "a packed weight's data has another size");
+  weight.data = data.data();
+  return {weight, std::move(data)};
+}
+
+size_t packed_bytes(int format, int scales, int rows, int width) {
+  PackedWeight weight;
+  weight.format = static_cast<WeightFormat>(format);
+  weight.scales = static_cast<ScaleType>(scales);
+  weight.rows = rows;
+  weight.width = width;
+  return weight.tile_bytes() * static_cast<size_t>(weight.tiles());
+}
+
+PackedWeight target_shape(int format, int scales, int rows, int width, size_t bytes) {
+  PackedWeight shape;
+  shape.format = static_cast<WeightFormat>(format);
+  shape.scales = static_cast<ScaleType>(scales);
+  shape.rows = rows;
+  shape.width = round_up(width, kGroup);
+  require(bytes == shape.tile_bytes() * static_cast<size_t>(shape.tiles()),
+          "the packed array has another size");
+  return shape;
+}
+
+using AnyMatrix = nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+void pack_integers_into(int format, int scale_type, int group_size, const Matrix<uint8_t>& q,
+                        const AnyMatrix& scales, const std::optional<AnyMatrix>& offsets,
+                        const MutableVector<uint8_t>& out) {
+  const bool is_int4 = static_cast<WeightFormat>(format) == WeightFormat::kInt4;
+  const int rows = static_cast<int>(q.shape(0));
+  const int width = static_cast<int>(q.shape(1)) * (is_int4 ? 2 : 1);
+  require(group_size > 0 && group_size % kGroup == 0 && width % group_size == 0,
+          "groups must be multiples of 32 that divide the inputs");
+  const PackedWeight shape = target_shape(format, scale_type, rows, width, out.size());
+  const auto fits = [&](const AnyMatrix& m) {
+    return m.itemsize() == shape.scale_bytes() && m.shape(0) == q.shape(0) &&
+           m.shape(1) == static_cast<size_t>(width / group_size);
+  };
+  require(fits(scales) && (!offsets || fits(*offsets)), "scales of another shape or type");
+  require((shape.format == WeightFormat::kInt8) == !offsets, "offsets and format disagree");
+  const IntegerSource source{q.data(), scales.data(), offsets ? offsets->data() : nullptr,
+                             rows,     width,         group_size};
+  nb::gil_scoped_release release;
+  pack_integers(source, shape, out.data());
+}
+
+void pack_dense_into(int format, const Matrix<float>& values, const MutableVector<uint8_t>& out) {
+  const int rows = static_cast<int>(values.shape(0)), width = static_cast<int>(values.shape(1));
+  const PackedWeight shape = target_shape(format, 1, rows, width, out.size());
+  const float* from = values.data();
+  nb::gil_scoped_release release;
+  pack_dense(from, rows, width, shape, out.data());
+}
+
+nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> allocate(size_t num_bytes) {
+  auto* memory = new Memory(num_bytes);
+  nb::capsule owner(memory, [](void* p) noexcept { delete static_cast<Memory*>(p); });
+  return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(memory->data(), {num_bytes}, owner);
+}
+
+// A program, and the Python arrays that its ops point into.
+class BoundProgram {
+ public:
+  BoundProgram(const std::string& isa, int num_threads, int max_tokens, int max_requests,
+               int max_logit_rows, int max_model_len, int vocab_size,
+               const std::vector<MutableVector<uint8_t>>& kv_data,
+               const std::vector<std::vector<int>>& kv_shapes)
+      : program_(isa, num_threads, {max_tokens, max_requests, max_logit_rows, max_model_len},
+                 vocab_size, kv_groups(kv_data, kv_shapes)),
+        kv_data_(kv_data) {}
+
+  int add_buffer(int width, bool has_logit_rows, unsigned forms) {
+    require(width > 0 && sizeof(float) * static_cast<size_t>(width) <= kScratchBytes / 2,
+            "a buffer's width is out of range");
+    buffers_.push_back(program_.add_buffer(width, has_logit_rows, forms));
+    return static_cast<int>(buffers_.size()) - 1;
+  }
+
+  void embed(const Packed& table, float scale, int out, unsigned forms) {
+    require(table.weight.rows >= program_.vocab_size(), "the table is shorter than the vocabulary");
+    EmbedOp op;
+    op.table = keep(table);
+    op.scale = scale;
+    op.out = output(out, forms);
+    require(op.out.buffer->padded_width() == table.weight.width, "embed: widths differ");
+    program_.add(op);
+  }
+
+  void rms_norm(int x, int residual, const Vector<float>& weight, float eps, int out,
+                unsigned forms) {
+    RmsNormOp op;
+    op.x = buffer(x);
+    op.residual = residual < 0 ? nullptr : buffer(residual);
+    op.weight = keep(weight, static_cast<size_t>(op.x->width));
+    op.eps = eps;
+    op.out = output(out, forms);
+    program_.add(op);
+  }
+
+  void linear(int x, const Packed& weight, const std::optional<Vector<float>>& bias, int activation,
+              int out_begin, int out, unsigned forms) {
+    LinearOp op;
+    op.x = buffer(x);
+    op.weight = keep(weight);
+    op.activation = static_cast<Activation>(activation);
+    require(op.x->padded_width() == op.weight.width, "linear: the inputs differ");
+    const size_t outputs = static_cast<size_t>(op.weight.tiles() * kTileCols);
+    op.bias = bias ? keep(*bias, outputs) : nullptr;
+    op.out_begin = out_begin;
+    op.out = output(out, forms);
+    const int written = op.activation == Activation::kNone ? op.weight.rows : op.weight.rows / 2;
+    require(out_begin >= 0 && out_begin + written <= op.out.buffer->width,
+            "linear: the outputs do not fit");
+    program_.add(op);
+  }
+
+  void rope_store_kv(int qkv, int group_id, int layer_idx, int num_heads, int num_kv_heads,
+                     int head_size, const Matrix<float>& cos, const Matrix<float>& sin,
+                     const std::optional<Vector<float>>& q_norm,
+                     const std::optional<Vector<float>>& k_norm, float eps) {
+    RopeStoreOp op;
+    op.qkv = buffer(qkv);
+    op.group_id = group_id;
+    op.layer_idx = layer_idx;
+    op.num_heads = num_heads;
+    op.num_kv_heads = num_kv_heads;
+    op.head_size = head_size;
+    op.rotary_dim = 2 * static_cast<int>(cos.shape(1));
+    check_heads(group_id, layer_idx, num_kv_heads, head_size);
+    const size_t angles = static_cast<size_t>(program_.capacity().max_model_len) * cos.shape(1);
+    require(cos.size() == angles && sin.size() == angles, "rope: tables of another size");
+    kept_.emplace_back(nb::cast(cos));
+    kept_.emplace_back(nb::cast(sin));
+    op.cos = cos.data();
+    op.sin = sin.data();
+    op.q_norm = q_norm ? keep(*q_norm, static_cast<size_t>(head_size)) : nullptr;
+    op.k_norm = k_norm ? keep(*k_norm, static_cast<size_t>(head_size)) : nullptr;
+    op.norm_eps = eps;
+    program_.add(op);
+  }
+
+  void paged_attention(int qkv, int group_id, int layer_idx, int num_heads, int num_kv_heads,
+                       int head_size, float scale, int window, float softcap,
+                       const std::optional<Vector<float>>& sinks, int out, unsigned forms) {
+    AttentionOp op;
+    op.qkv = buffer(qkv);
+    op.group_id = group_id;
+    op.layer_idx = layer_idx;
+    op.num_heads = num_heads;
+    op.num_kv_heads = num_kv_heads;
+    op.head_size = head_size;
+    check_heads(group_id, layer_idx, num_kv_heads, head_size);
+    op.scale = scale;
+    op.window = window;
+    op.softcap = softcap;
+    op.sinks = sinks ? keep(*sinks, static_cast<size_t>(num_heads)) : nullptr;
+    op.out = output(out, forms);
+    program_.add(op);
+  }
+
+  void act_mul(int x, int activation, int out, unsigned forms) {
+    ActMulOp op;
+    op.x = buffer(x);
+    op.activation = static_cast<Activation>(activation);
+    op.out = output(out, forms);
+    program_.add(op);
+  }
+
+  void gather_rows(int x, int out, unsigned forms) {
+    GatherOp op;
+    op.x = buffer(x);
+    op.out = output(out, forms);
+    program_.add(op);
+  }
+
+  void form(int x, int out, unsigned forms) {
+    FormOp op;
+    op.x = buffer(x);
+    op.out = output(out, forms);
+    program_.add(op);
+  }
+
+  void sample(int logits) {
+    SampleOp op;
+    op.logits = buffer(logits);
+    require(op.logits->width == program_.vocab_size(), "sample: not as wide as the vocabulary");
+    program_.add(op);
+  }
+
+  // The rows of a plain buffer, [capacity, width], as the last step left them.
+  nb::ndarray<nb::numpy, float, nb::ndim<2>> rows(nb::handle self, int index) {
+    const Buffer* b = buffer(index);
+    return nb::ndarray<nb::numpy, float, nb::ndim<2>>(
+        b->plain, {static_cast<size_t>(b->capacity), static_cast<size_t>(b->width)}, self);
+  }
+
+  size_t num_bytes() const { return program_.num_bytes(); }
+  const char* isa() const { return program_.kernels().name; }
+
+  void run(const Vector<int32_t>& token_ids, const Vector<int32_t>& positions,
+           const Vector<int32_t>& query_starts, const Vector<int32_t>& seq_lens,
+           const Vector<int32_t>& table_rows, const Vector<int32_t>& logit_rows,
+           const nb::tuple& groups, const nb::tuple& sampling, const nb::object& counts,
+           const nb::object& bias, const std::optional<Vector<int32_t>>& mask_idx,
+           const std::optional<Matrix<uint32_t>>& masks, int num_top,
+           const MutableVector<int32_t>& out_token_ids, const MutableVector<float>& out_logprobs,
+           const MutableVector<int32_t>& out_top_ids, const MutableVector<float>& out_top_logprobs) {
+    Step step;
+    step.num_tokens = static_cast<int>(token_ids.size());
+    step.num_requests = static_cast<int>(seq_lens.size());
+    step.num_logit_rows = static_cast<int>(logit_rows.size());
+    require(positions.size() == token_ids.size(), "positions has another length than token_ids");
+    require(query_starts.size() == seq_lens.size() + 1, "query_starts must be one longer than seq_lens");
+    require(table_rows.size() == seq_lens.size(), "table_rows has another length than seq_lens");
+    step.token_ids = token_ids.data();
+    step.positions = positions.data();
+    step.query_starts = query_starts.data();
+    step.seq_lens = seq_lens.data();
+    step.table_rows = table_rows.data();
+    step.logit_rows = logit_rows.data();
+    require(groups.size() <= kMaxGroups, "too many KV groups");
+    for (nb::handle group : groups) read_group(step, group);
+    read_sampling(step, sampling, counts, bias);
+    if (mask_idx && masks) {
+      require(mask_idx->size() == logit_rows.size(), "mask_idx has another length than logit_rows");
+      step.sampling.mask_idx = mask_idx->data();
+      step.sampling.masks = masks->data();
+      step.sampling.num_masks = static_cast<int>(masks->shape(0));
+      step.sampling.mask_words = static_cast<int>(masks->shape(1));
+    }
+    const size_t rows = logit_rows.size(), tops = rows * static_cast<size_t>(num_top);
+    require(num_top >= 0 && out_token_ids.size() >= rows && out_logprobs.size() >= rows &&
+                out_top_ids.size() >= tops && out_top_logprobs.size() >= tops,
+            "the result arrays are too small");
+    step.num_top = num_top;
+    step.out_token_ids = out_token_ids.data();
+    step.out_logprobs = out_logprobs.data();
+    step.out_top_ids = out_top_ids.data();
+    step.out_top_logprobs = out_top_logprobs.data();
+    nb::gil_scoped_release release;
+    program_.run(step);
+  }
+
+ private:
+  static std::vector<KVGroup> kv_groups(const std::vector<MutableVector<uint8_t>>& data,
+                                        const std::vector<std::vector<int>>& shapes) {
+    require(data.size() == shapes.size(), "one shape for each KV group");
+    std::vector<KVGroup> groups;
+    for (size_t i = 0; i < data.size(); ++i) {
+      const std::vector<int>& s = shapes[i];
+      require(s.size() == 6, "a KV shape is layers, heads, head size, blocks, block size, is bf16");
+      KVGroup kv;
+      kv.num_layers = s[0];
+      kv.num_kv_heads = s[1];
+      kv.head_size = s[2];
+      kv.num_blocks = s[3];
+      kv.block_size = s[4];
+      kv.is_bf16 = s[5] != 0;
+      require(kv.head_size % 16 == 0 && kv.head_size <= kMaxHeadSize && kv.block_size % kKVTile == 0,
+              "KV heads and blocks come in multiples of 16");
+      const size_t bytes = kv.block_bytes() * static_cast<size_t>(kv.num_blocks) *
+                           static_cast<size_t>(kv.num_layers);
+      require(data[i].size() >= bytes, "the KV cache is too small");
+      kv.data = data[i].data();
+      groups.push_back(kv);
+    }
+    return groups;
+  }
+
+  const Buffer* buffer(int index) const { return buffers_.at(static_cast<size_t>(index)); }
+  Output output(int index, unsigned forms) const { return {buffer(index), forms}; }
+
+  PackedWeight keep(const Packed& packed) {
+    kept_.emplace_back(nb::cast(packed.data));
+    return packed.weight;
+  }
+  const float* keep(const Vector<float>& values, size_t size) {
+    require(values.size() == size, "a vector has another length");
+    kept_.emplace_back(nb::cast(values));
+    return values.data();
+  }
+
+  void check_heads(int group_id, int layer_idx, int num_kv_heads, int head_size) const {
+    const auto& kv = program_.kv().at(static_cast<size_t>(group_id));
+    require(layer_idx >= 0 && layer_idx < kv.num_layers && num_kv_heads == kv.num_kv_heads &&
+                round_up(head_size, 16) == kv.head_size,
+            "the heads differ from those of the KV cache");
+  }
+
+  static void read_group(Step& step, nb::handle group) {
+    const auto parts = nb::cast<nb::tuple>(group);
+    const auto slots = nb::cast<Vector<int32_t>>(parts[0]);
+    const auto tables = nb::cast<Matrix<int32_t>>(parts[1]);
+    const auto copies = nb::cast<Matrix<int32_t>>(parts[2]);
+    require(static_cast<int>(slots.size()) == step.num_tokens,
+            "slot_mapping has another length than token_ids");
+    require(copies.shape(0) == 0 || copies.shape(1) == 2, "block_copies must have two columns");
+    GroupTables& to = step.groups[step.num_groups++];
+    to.slot_mapping = slots.data();
+    to.block_tables = tables.data();
+    to.num_table_rows = static_cast<int>(tables.shape(0));
+    to.table_width = static_cast<int>(tables.shape(1));
+    to.block_copies = copies.data();
+    to.num_copies = static_cast<int>(copies.shape(0));
+  }
+
+  template <class T>
+  static const T* column(const Step& step, const nb::tuple& columns, size_t index) {
+    const auto values = nb::cast<Vector<T>>(columns[index]);
+    require(static_cast<int>(values.size()) == step.num_logit_rows,
+            "a sampling column has another length than logit_rows");
+    return values.data();
+  }
+
+  static void read_sampling(Step& step, const nb::tuple& columns, const nb::object& counts,
+                            const nb::object& bias) {
+    SamplingRows& rows = step.sampling;
+    rows.temperature = column<float>(step, columns, 0);
+    rows.top_k = column<int32_t>(step, columns, 1);
+    rows.top_p = column<float>(step, columns, 2);
+    rows.min_p = column<float>(step, columns, 3);
+    rows.repetition_penalty = column<float>(step, columns, 4);
+    rows.frequency_penalty = column<float>(step, columns, 5);
+    rows.presence_penalty = column<float>(step, columns, 6);
+    rows.seeds = column<uint64_t>(step, columns, 7);
+    rows.positions = column<int32_t>(step, columns, 8);
+    rows.sample_idx = column<int32_t>(step, columns, 9);
+    rows.num_logprobs = column<int32_t>(step, columns, 10);
+    rows.target_ids = column<int32_t>(step, columns, 11);
+    read_sparse(step, counts, rows.counts);
+    read_sparse(step, bias, rows.bias);
+  }
+
+  static void read_sparse(const Step& step, const nb::object& from, SparseRows& to) {
+    if (from.is_none()) return;
+    const auto parts = nb::cast<nb::tuple>(from);
+    const auto starts = nb::cast<Vector<int32_t>>(parts[0]);
+    const auto token_ids = nb::cast<Vector<int32_t>>(parts[1]);
+    const auto values = nb::cast<Vector<float>>(parts[2]);
+    require(static_cast<int>(starts.size()) == step.num_logit_rows + 1 &&
+                token_ids.size() == values.size(),
+            "sparse rows have another length than logit_rows");
+    to.num_entries = static_cast<int>(token_ids.size());
+    to.starts = starts.data();
+    to.token_ids = token_ids.data();
+    to.values = values.data();
+  }
+
+  Program program_;
+  std::vector<MutableVector<uint8_t>> kv_data_;
+  std::vector<const Buffer*> buffers_;
+  std::vector<nb::object> kept_;
+};
+
+}  // namespace
+}  // namespace hasten
+
+NB_MODULE(_native, m) {
+  using namespace hasten;
+  m.def("allocate", &allocate, "num_bytes"_a);
+  m.def("best_isa", [](const std::string& limit) { return kernel_table(limit).name; }, "limit"_a);
+  m.def("packed_bytes", &packed_bytes, "weight_format"_a, "scales"_a, "rows"_a, "width"_a);
+  m.def("pack_integers", &pack_integers_into, "weight_format"_a, "scale_type"_a, "group_size"_a, "q"_a,
+        "scales"_a, "offsets"_a.none(), "out"_a);
+  m.def("pack_dense", &pack_dense_into, "weight_format"_a, "values"_a, "out"_a);
+  nb::class_<Packed>(m, "Packed").def_prop_ro("num_bytes", [](const Packed& p) {
+    return p.data.size();
+  });
+  m.def("packed", &make_packed, "weight_format"_a, "scales"_a, "rows"_a, "width"_a, "data"_a);
+  nb::class_<BoundProgram>(m, "Program")
+      .def(nb::init<const std::string&, int, int, int, int, int, int,
+                    const std::vector<MutableVector<uint8_t>>&,
+                    const std::vector<std::vector<int>>&>(),
+           "isa"_a, "num_threads"_a, "max_tokens"_a, "max_requests"_a, "max_logit_rows"_a,
+           "max_model_len"_a, "vocab_size"_a, "kv_data"_a, "kv_shapes"_a)
+      .def("add_buffer", &BoundProgram::add_buffer, "width"_a, "has_logit_rows"_a, "forms"_a)
+      .def("embed", &BoundProgram::embed, "table"_a, "scale"_a, "out"_a, "forms"_a)
+      .def("rms_norm", &BoundProgram::rms_norm, "x"_a, "residual"_a, "weight"_a, "eps"_a, "out"_a,
+           "forms"_a)
+      .def("linear", &BoundProgram::linear, "x"_a, "weight"_a, "bias"_a.none(), "activation"_a,
+           "out_begin"_a, "out"_a, "forms"_a)
+      .def("rope_store_kv", &BoundProgram::rope_store_kv, "qkv"_a, "group_id"_a, "layer_idx"_a,
+           "num_heads"_a, "num_kv_heads"_a, "head_size"_a, "cos"_a, "sin"_a, "q_norm"_a.none(),
+           "k_norm"_a.none(), "eps"_a)
+      .def("paged_attention", &BoundProgram::paged_attention, "qkv"_a, "group_id"_a, "layer_idx"_a,
+           "num_heads"_a, "num_kv_heads"_a, "head_size"_a, "scale"_a, "window"_a, "softcap"_a,
+           "sinks"_a.none(), "out"_a, "forms"_a)
+      .def("act_mul", &BoundProgram::act_mul, "x"_a, "activation"_a, "out"_a, "forms"_a)
+      .def("gather_rows", &BoundProgram::gather_rows, "x"_a, "out"_a, "forms"_a)
+      .def("form", &BoundProgram::form, "x"_a, "out"_a, "forms"_a)
+      .def("sample", &BoundProgram::sample, "logits"_a)
+      .def("rows", [](nb::handle self, int index) {
+        return nb::cast<BoundProgram&>(self).rows(self, index);
+      }, "buffer"_a)
+      .def_prop_ro("num_bytes", &BoundProgram::num_bytes)
+      .def_prop_ro("isa", &BoundProgram::isa)
+      .def("run", &BoundProgram::run, "token_ids"_a, "positions"_a, "query_starts"_a, "seq_lens"_a,
+           "table_rows"_a, "logit_rows"_a, "groups"_a, "sampling"_a, "counts"_a.none(),
+           "bias"_a.none(), "mask_idx"_a.none(), "masks"_a.none(), "num_top"_a, "out_token_ids"_a,
+           "out_logprobs"_a, "out_top_ids"_a, "out_top_logprobs"_a);
+}

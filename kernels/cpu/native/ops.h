@@ -1,0 +1,336 @@
+// What kernels are given: buffers of activations, one struct per operation, and one step.
+//
+// Plain data, shared by all instruction sets; the kernels live in their headers (linear.h,
+// rows.h, rope.h, attention.h, sample.h). Row symbols as in kernels/program.py: a body op has T
+// rows (tokens), a head op L rows (of the current slice of logit rows).
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+namespace hasten {
+
+constexpr int kGroup = 32;         // inputs that share one activation scale
+constexpr int kTileCols = 32;      // outputs of one packed weight tile
+constexpr int kKVTile = 16;        // tokens whose K (or V) are interleaved in the cache
+constexpr int kSplitLen = 256;     // keys after which attention breaks its accumulation
+constexpr int kMaxHeadSize = 256;
+constexpr size_t kScratchBytes = size_t{1} << 20;  // per thread
+
+constexpr int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// In what shape an op leaves its rows for those that read them.
+enum Form : unsigned {
+  kPlain = 1,  // float32, row by row
+  kInt8 = 2,   // int8 in groups of 32 with their scales, for integer weights
+  kBf16 = 4,   // bfloat16, for bfloat16 weights
+  kF32 = 8,    // float32, for float32 weights
+};
+
+// The last three forms are laid out for the linear kernels: blocks of `kRowTile` rows (the last one
+// as high as what is left), and in a block word k of all its rows side by side, a word being four
+// int8, two bfloat16 or one float32. The int8 block continues with [groups][rows] each of scales,
+// scaled sums, and integer sums.
+struct Buffer {
+  int width = 0;
+  int capacity = 0;
+  float* plain = nullptr;    // [capacity, width]
+  uint8_t* int8 = nullptr;   // capacity * int8_row_bytes
+  uint8_t* bf16 = nullptr;   // capacity * bf16_row_bytes
+  uint8_t* f32 = nullptr;    // capacity * f32_row_bytes
+
+  int padded_width() const { return round_up(width, kGroup); }
+  int groups() const { return padded_width() / kGroup; }
+  size_t int8_row_bytes() const { return static_cast<size_t>(padded_width()) + 12u * groups(); }
+  size_t bf16_row_bytes() const { return 2u * static_cast<size_t>(padded_width()); }
+  size_t f32_row_bytes() const { return 4u * static_cast<size_t>(padded_width()); }
+};
+
+// Where an op writes: the buffer and the forms its readers want.
+struct Output {
+  const Buffer* buffer = nullptr;
+  unsigned forms = 0;
+};
+
+enum class WeightFormat : int { kInt4, kInt8, kInt8Offset, kBf16, kF32 };
+enum class ScaleType : int { kF16, kF32 };
+enum class Activation : int { kNone, kSilu, kGeluTanh };
+
+// A matrix in tiles of 32 outputs (packing.cpp): [tiles][groups or words][...].
+struct PackedWeight {
+  WeightFormat format = WeightFormat::kF32;
+  ScaleType scales = ScaleType::kF32;
+  int rows = 0;   // outputs
+  int width = 0;  // inputs, padded to groups of 32
+  const uint8_t* data = nullptr;
+
+  int tiles() const { return round_up(rows, kTileCols) / kTileCols; }
+  int groups() const { return width / kGroup; }
+  size_t scale_bytes() const { return scales == ScaleType::kF16 ? 2 : 4; }
+  size_t group_bytes() const {
+    switch (format) {
+      case WeightFormat::kInt4: return kTileCols * (kGroup / 2 + 2 * scale_bytes());
+      case WeightFormat::kInt8: return kTileCols * (kGroup + scale_bytes());
+      case WeightFormat::kInt8Offset: return kTileCols * (kGroup + 2 * scale_bytes());
+      case WeightFormat::kBf16: return size_t{kTileCols} * kGroup * 2;
+      case WeightFormat::kF32: return size_t{kTileCols} * kGroup * 4;
+    }
+    return 0;
+  }
+  size_t tile_bytes() const { return group_bytes() * static_cast<size_t>(groups()); }
+};
+
+struct EmbedOp {
+  WeightFormat format = WeightFormat::kF32;
+  PackedWeight table;
+  float scale = 1.0f;
+  Output out;
+};
+
+struct RmsNormOp {
+  const Buffer* x = nullptr;
+  const Buffer* residual = nullptr;
+  const float* weight = nullptr;
+  float eps = 0.0f;
+  Output out;
+};
+
+// With an activation, tile 2 i of the weight holds gates and tile 2 i + 1 the inputs they scale,
+// and out is act(gate) * input.
+struct LinearOp {
+  const Buffer* x = nullptr;
+  PackedWeight weight;
+  const float* bias = nullptr;  // [tiles * 32], or null
+  Activation activation = Activation::kNone;
+  int out_begin = 0;  // first column of `out` that this weight writes
+  Output out;
+};
+
+struct RopeStoreOp {
+  const Buffer* qkv = nullptr;
+  int group_id = 0;
+  int layer_idx = 0;
+  int num_heads = 0;
+  int num_kv_heads = 0;
+  int head_size = 0;
+  int rotary_dim = 0;
+  const float* cos = nullptr;  // [max_model_len, rotary_dim / 2]
+  const float* sin = nullptr;
+  const float* q_norm = nullptr;
+  const float* k_norm = nullptr;
+  float norm_eps = 0.0f;
+};
+
+struct AttentionOp {
+  const Buffer* qkv = nullptr;
+  int group_id = 0;
+  int layer_idx = 0;
+  int num_heads = 0;
+  int num_kv_heads = 0;
+  int head_size = 0;
+  float scale = 1.0f;
+  int window = 0;        // 0: no window
+  float softcap = 0.0f;  // 0: none
+  const float* sinks = nullptr;
+  Output out;
+};
+
+struct ActMulOp {
+  const Buffer* x = nullptr;
+  Activation activation = Activation::kSilu;
+  Output out;
+};
+
+struct GatherOp {
+  const Buffer* x = nullptr;
+  Output out;
+};
+
+// Rows of a buffer in further forms, for producers that leave only the plain one.
+struct FormOp {
+  const Buffer* x = nullptr;
+  Output out;
+};
+
+struct VocabKernels;
+struct NoiseKey;
+
+struct SampleOp {
+  const Buffer* logits = nullptr;
+  const VocabKernels* vocab = nullptr;
+};
+
+// The KV cache of one group: blocks of `block_size` tokens, per layer and KV head K then V.
+// K of 16 tokens: [head_size / p][16][p]; V: [16 / p][head_size][p]; p = 2 for bf16, 1 for f32.
+struct KVGroup {
+  uint8_t* data = nullptr;
+  int num_layers = 0;
+  int num_kv_heads = 0;
+  int head_size = 0;  // padded to a multiple of 16
+  int num_blocks = 0;
+  int block_size = 0;
+  bool is_bf16 = true;
+
+  size_t item_bytes() const { return is_bf16 ? 2 : 4; }
+  size_t tile_bytes() const { return static_cast<size_t>(kKVTile) * head_size * item_bytes(); }
+  size_t head_bytes() const { return static_cast<size_t>(block_size / kKVTile) * tile_bytes(); }
+  size_t block_bytes() const { return 2 * head_bytes() * num_kv_heads; }
+  uint8_t* block(int layer, int block_id) const {
+    return data + (static_cast<size_t>(layer) * num_blocks + block_id) * block_bytes();
+  }
+  uint8_t* k_tile(int layer, int head, int block_id, int tile) const {
+    return block(layer, block_id) + 2 * head * head_bytes() + tile * tile_bytes();
+  }
+  uint8_t* v_tile(int layer, int head, int block_id, int tile) const {
+    return k_tile(layer, head, block_id, tile) + head_bytes();
+  }
+};
+
+struct GroupTables {
+  const int32_t* slot_mapping = nullptr;  // [T]
+  const int32_t* block_tables = nullptr;  // [num_table_rows, table_width]
+  int num_table_rows = 0;
+  int table_width = 0;
+  const int32_t* block_copies = nullptr;  // [num_copies, 2]
+  int num_copies = 0;
+};
+
+struct SparseRows {
+  int num_entries = 0;
+  const int32_t* starts = nullptr;
+  const int32_t* token_ids = nullptr;
+  const float* values = nullptr;
+};
+
+struct SamplingRows {
+  const float* temperature = nullptr;
+  const int32_t* top_k = nullptr;
+  const float* top_p = nullptr;
+  const float* min_p = nullptr;
+  const float* repetition_penalty = nullptr;
+  const float* frequency_penalty = nullptr;
+  const float* presence_penalty = nullptr;
+  const uint64_t* seeds = nullptr;
+  const int32_t* positions = nullptr;
+  const int32_t* sample_idx = nullptr;
+  const int32_t* num_logprobs = nullptr;
+  const int32_t* target_ids = nullptr;
+  SparseRows counts;
+  SparseRows bias;
+  const int32_t* mask_idx = nullptr;
+  const uint32_t* masks = nullptr;
+  int num_masks = 0;
+  int mask_words = 0;
+};
+
+// Query rows of one request that share a KV head, and the keys they may read.
+struct AttentionTask {
+  int request;
+  int token_begin;  // rows of T
+  int token_end;
+  int key_end;
+};
+
+constexpr int kMaxGroups = 8;
+
+struct Step {
+  int num_tokens = 0;
+  int num_requests = 0;
+  int num_logit_rows = 0;
+  const int32_t* token_ids = nullptr;
+  const int32_t* positions = nullptr;
+  const int32_t* query_starts = nullptr;
+  const int32_t* seq_lens = nullptr;
+  const int32_t* table_rows = nullptr;
+  const int32_t* logit_rows = nullptr;
+  int num_groups = 0;
+  GroupTables groups[kMaxGroups];
+  const KVGroup* kv = nullptr;
+  SamplingRows sampling;
+  int num_top = 0;  // width of the two arrays of alternatives
+  int32_t* out_token_ids = nullptr;
+  float* out_logprobs = nullptr;
+  int32_t* out_top_ids = nullptr;
+  float* out_top_logprobs = nullptr;
+  const AttentionTask* attention_tasks = nullptr;
+  int num_attention_tasks = 0;
+  // When tasks are few, each is cut at its splits (attention.h).
+  bool splits_in_parallel = false;
+  int max_splits = 0;       // of any task
+  int max_task_tokens = 0;  // of any task
+  float* partials = nullptr;
+  std::atomic<int>* splits_done = nullptr;  // by task and KV head, 0 between ops
+  std::atomic<int>* failed_row = nullptr;  // a logit row that held NaN, else -1
+  // The slice of logit rows that the head is working on.
+  int slice_begin = 0;
+  int slice_rows = 0;
+};
+
+// One thread's part in one op.
+struct Share {
+  int thread = 0;
+  int num_threads = 1;
+  int num_rows = 0;  // T, or the rows of the slice
+  uint8_t* scratch = nullptr;  // kScratchBytes, aligned to 64
+  std::atomic<int>* next = nullptr;
+
+  // Claims the next `grain` of `count` tasks: false when none is left.
+  bool claim(int count, int grain, int& begin, int& end) const {
+    begin = next->fetch_add(grain, std::memory_order_relaxed);
+    if (begin >= count) return false;
+    end = begin + grain < count ? begin + grain : count;
+    return true;
+  }
+  // This thread's fixed part of `count` tasks.
+  void part(int count, int& begin, int& end) const {
+    begin = static_cast<int>(static_cast<int64_t>(count) * thread / num_threads);
+    end = static_cast<int>(static_cast<int64_t>(count) * (thread + 1) / num_threads);
+  }
+};
+
+template <class Op>
+using Kernel = void (*)(const Op&, const Step&, const Share&);
+
+// Passes over one row of logits, from which sample.cpp puts sampling together. `temperature`
+// divides; a token counts if its divided logit is at least `floor`.
+struct VocabKernels {
+  // The largest logit and the first token that has it; false when there is a NaN.
+  bool (*largest)(const float* logits, int count, float* value, int* token);
+  // The sum of e^(logit / temperature - shift).
+  float (*sum_exp)(const float* logits, int count, float temperature, float shift, float floor);
+  // The tokens that count, ascending; returns how many.
+  int (*collect)(const float* logits, int count, float temperature, float floor, int32_t* tokens);
+  // The first token with the largest logit / temperature + noise.
+  int (*noisy_largest)(const float* logits, int count, float temperature, float floor,
+                       const NoiseKey& key);
+  float (*noise)(const NoiseKey& key, int token);
+  void (*forbid)(float* logits, int count, const uint32_t* allowed);
+};
+
+// What a row's Gumbel noise depends on, beside the token.
+struct NoiseKey {
+  uint64_t seed;
+  int32_t position;
+  int32_t sample_idx;
+};
+
+// The kernels of one instruction set.
+struct KernelTable {
+  const char* name;
+  int row_tile;
+  Kernel<EmbedOp> embed;
+  Kernel<RmsNormOp> rms_norm;
+  Kernel<LinearOp> linear;
+  Kernel<RopeStoreOp> rope_store_kv;
+  Kernel<AttentionOp> paged_attention;
+  Kernel<ActMulOp> act_mul;
+  Kernel<GatherOp> gather_rows;
+  Kernel<FormOp> form;
+  VocabKernels vocab;
+};
+
+void sample(const SampleOp& op, const Step& step, const Share& share);
+
+}  // namespace hasten

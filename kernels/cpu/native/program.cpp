@@ -1,0 +1,323 @@
+#include "program.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <stdexcept>
+
+namespace hasten {
+
+namespace portable {
+extern const KernelTable kTable;
+}
+#if defined(HASTEN_X86)
+namespace avx2 {
+extern const KernelTable kTable;
+}
+namespace avx512 {
+extern const KernelTable kTable;
+}
+#endif
+
+namespace {
+
+constexpr int kTaskTokens = 32;  // query tokens of one attention task, at most
+constexpr int kParallelTokens = 8;  // tasks up to this long may be cut at their splits
+constexpr size_t kHugePage = size_t{2} << 20;
+
+struct NamedTable {
+  const KernelTable* table;
+  bool is_runnable;
+};
+
+std::vector<NamedTable> tables() {
+  std::vector<NamedTable> known;
+#if defined(HASTEN_X86)
+  __builtin_cpu_init();
+  const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                          __builtin_cpu_supports("avx512dq") &&
+                          __builtin_cpu_supports("avx512vl") &&
+                          __builtin_cpu_supports("avx512vnni") &&
+                          __builtin_cpu_supports("avx512bf16");
+  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                        __builtin_cpu_supports("f16c");
+  known.push_back({&avx512::kTable, has_avx512});
+  known.push_back({&avx2::kTable, has_avx2});
+#endif
+  known.push_back({&portable::kTable, true});
+  return known;
+}
+
+void require(bool condition, const std::string& message) {
+  if (!condition) throw std::invalid_argument(message);
+}
+
+std::string range_message(const char* what, int index, int value, int limit) {
+  return std::string(what) + "[" + std::to_string(index) + "] is " + std::to_string(value) +
+         ", outside 0.." + std::to_string(limit - 1);
+}
+
+void require_range(const int32_t* values, int count, int limit, const char* what) {
+  for (int i = 0; i < count; ++i) {
+    if (static_cast<uint32_t>(values[i]) >= static_cast<uint32_t>(limit)) {
+      throw std::invalid_argument(range_message(what, i, values[i], limit));
+    }
+  }
+}
+
+}  // namespace
+
+const KernelTable& kernel_table(const std::string& limit) {
+  bool is_allowed = limit.empty();
+  std::string names;
+  for (const NamedTable& known : tables()) {
+    if (known.table->name == limit) {
+      require(known.is_runnable, "this processor cannot run " + limit + " kernels");
+      is_allowed = true;
+    }
+    if (is_allowed && known.is_runnable) return *known.table;
+    names += (names.empty() ? "" : ", ") + std::string(known.table->name);
+  }
+  throw std::invalid_argument("unknown instruction set '" + limit + "'; there are: " + names);
+}
+
+Memory::Memory(size_t num_bytes)
+    : size_((std::max<size_t>(num_bytes, 1) + kHugePage - 1) / kHugePage * kHugePage) {
+  // Mapped with one page to spare, so that huge pages can begin at the start of the data.
+  void* mapped = mmap(nullptr, size_ + kHugePage, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapped == MAP_FAILED) throw std::bad_alloc();
+  auto* begin = static_cast<uint8_t*>(mapped);
+  const size_t skip = (kHugePage - reinterpret_cast<uintptr_t>(begin) % kHugePage) % kHugePage;
+  if (skip > 0) munmap(begin, skip);
+  if (skip < kHugePage) munmap(begin + skip + size_, kHugePage - skip);
+  data_ = begin + skip;
+#if defined(MADV_HUGEPAGE)
+  if (num_bytes >= kHugePage) madvise(data_, size_, MADV_HUGEPAGE);
+#endif
+}
+
+Memory::~Memory() { munmap(data_, size_); }
+
+Program::Program(const std::string& isa, int num_threads, Capacity capacity, int vocab_size,
+                 std::vector<KVGroup> kv)
+    : kernels_(kernel_table(isa)),
+      capacity_(capacity),
+      vocab_size_(vocab_size),
+      kv_(std::move(kv)),
+      team_(num_threads) {
+  require(kv_.size() <= kMaxGroups, "too many KV groups");
+  // A row of adjusted logits, its candidates and their ids, or anything an op declares it needs.
+  const size_t scratch = std::max(kScratchBytes, 24 * static_cast<size_t>(vocab_size));
+  for (int i = 0; i < num_threads; ++i) scratch_.push_back(std::make_unique<Memory>(scratch));
+  tasks_.reserve(static_cast<size_t>(capacity_.max_tokens));
+}
+
+const Buffer* Program::add_buffer(int width, bool has_logit_rows, unsigned forms) {
+  Buffer buffer;
+  buffer.width = width;
+  buffer.capacity = has_logit_rows ? capacity_.max_logit_rows : capacity_.max_tokens;
+  const auto claim = [&](unsigned form, size_t row_bytes) -> uint8_t* {
+    if (!(forms & form)) return nullptr;
+    memory_.push_back(std::make_unique<Memory>(row_bytes * static_cast<size_t>(buffer.capacity)));
+    return memory_.back()->data();
+  };
+  buffer.plain = reinterpret_cast<float*>(claim(kPlain, sizeof(float) * static_cast<size_t>(width)));
+  buffer.int8 = claim(kInt8, buffer.int8_row_bytes());
+  buffer.bf16 = claim(kBf16, buffer.bf16_row_bytes());
+  buffer.f32 = claim(kF32, buffer.f32_row_bytes());
+  buffers_.push_back(buffer);
+  return &buffers_.back();
+}
+
+size_t Program::num_bytes() const {
+  size_t total = partials_ ? partials_->size() : 0;
+  for (const auto& memory : memory_) total += memory->size();
+  for (const auto& memory : scratch_) total += memory->size();
+  return total;
+}
+
+void Program::add(const RopeStoreOp& op) {
+  require(!has_head_, "rope_store_kv after gather_rows");
+  append(op, kernels_.rope_store_kv);
+}
+
+void Program::add(const AttentionOp& op) {
+  require(!has_head_, "paged_attention after gather_rows");
+  has_attention_ = true;
+  max_kv_heads_ = std::max(max_kv_heads_, op.num_kv_heads);
+  const size_t floats = static_cast<size_t>(op.num_heads) *
+                        static_cast<size_t>(kv_[static_cast<size_t>(op.group_id)].head_size + 2);
+  if (floats > max_row_floats_) {
+    max_row_floats_ = floats;
+    const int splits = round_up(capacity_.max_model_len, kSplitLen) / kSplitLen;
+    partials_ = std::make_unique<Memory>(sizeof(float) * floats * kParallelTokens *
+                                         static_cast<size_t>(splits));
+  }
+  const size_t counters = static_cast<size_t>(4 * team_.size() + max_kv_heads_);
+  if (splits_done_.size() < counters) splits_done_ = std::vector<std::atomic<int>>(counters);
+  append(op, kernels_.paged_attention);
+}
+
+void Program::add(const GatherOp& op) {
+  has_head_ = true;
+  append(op, kernels_.gather_rows);
+}
+
+void Program::add(SampleOp op) {
+  op.vocab = &kernels_.vocab;
+  append(op, &sample);
+}
+
+void Program::check(const Step& step) const {
+  require(step.num_tokens >= 1 && step.num_tokens <= capacity_.max_tokens,
+          "a step of " + std::to_string(step.num_tokens) + " tokens, compiled for 1 to " +
+              std::to_string(capacity_.max_tokens));
+  require(step.num_requests >= 1 && step.num_requests <= capacity_.max_requests,
+          "a step of " + std::to_string(step.num_requests) + " requests, compiled for 1 to " +
+              std::to_string(capacity_.max_requests));
+  require(step.num_logit_rows <= step.num_tokens, "more logit rows than tokens");
+  require(step.num_groups == static_cast<int>(kv_.size()),
+          "the step has tables for " + std::to_string(step.num_groups) + " KV groups of " +
+              std::to_string(kv_.size()));
+  require_range(step.token_ids, step.num_tokens, vocab_size_, "token_ids");
+  require_range(step.positions, step.num_tokens, capacity_.max_model_len, "positions");
+  require_range(step.logit_rows, step.num_logit_rows, step.num_tokens, "logit_rows");
+  check_requests(step);
+  for (int g = 0; g < step.num_groups; ++g) check_group(step, g);
+  check_sampling(step);
+}
+
+void Program::check_requests(const Step& step) const {
+  require(step.query_starts[0] == 0 && step.query_starts[step.num_requests] == step.num_tokens,
+          "query_starts does not run from 0 to the number of tokens");
+  for (int r = 0; r < step.num_requests; ++r) {
+    require(step.query_starts[r] <= step.query_starts[r + 1], "query_starts is not ascending");
+    for (int t = step.query_starts[r]; t < step.query_starts[r + 1]; ++t) {
+      const bool ascends = t == step.query_starts[r] || step.positions[t - 1] < step.positions[t];
+      require(ascends && step.positions[t] < step.seq_lens[r],
+              "positions of request " + std::to_string(r) + " do not ascend within its length");
+    }
+  }
+}
+
+void Program::check_group(const Step& step, int group_id) const {
+  const KVGroup& kv = kv_[static_cast<size_t>(group_id)];
+  const GroupTables& tables = step.groups[group_id];
+  require_range(tables.slot_mapping, step.num_tokens, kv.num_blocks * kv.block_size,
+                "slot_mapping");
+  require_range(tables.block_copies, 2 * tables.num_copies, kv.num_blocks, "block_copies");
+  require_range(step.table_rows, step.num_requests, tables.num_table_rows, "table_rows");
+  for (int r = 0; r < step.num_requests; ++r) {
+    if (step.query_starts[r] == step.query_starts[r + 1]) continue;
+    // Only what attention reads: up to the last position of the step.
+    const int last = step.positions[step.query_starts[r + 1] - 1];
+    const int blocks = last / kv.block_size + 1;
+    require(blocks <= tables.table_width, "a block table is too short for its request");
+    require_range(tables.block_tables +
+                      static_cast<size_t>(step.table_rows[r]) * static_cast<size_t>(tables.table_width),
+                  blocks, kv.num_blocks, "block_tables");
+  }
+}
+
+void Program::check_sampling(const Step& step) const {
+  const SamplingRows& rows = step.sampling;
+  for (int l = 0; l < step.num_logit_rows; ++l) {
+    require(rows.target_ids[l] < vocab_size_, "target_ids beyond the vocabulary");
+    require(rows.num_logprobs[l] <= step.num_top, "num_logprobs beyond the result's width");
+    require(rows.temperature[l] >= 0.0f, "a temperature is negative");
+    if (rows.mask_idx) require(rows.mask_idx[l] < rows.num_masks, "mask_idx beyond the masks");
+  }
+  for (const SparseRows* sparse : {&rows.counts, &rows.bias}) {
+    if (sparse->starts == nullptr) continue;
+    require(sparse->starts[0] >= 0, "sparse rows start before their entries");
+    for (int l = 0; l < step.num_logit_rows; ++l) {
+      require(sparse->starts[l] <= sparse->starts[l + 1], "sparse rows are not ascending");
+    }
+    require(sparse->starts[step.num_logit_rows] <= sparse->num_entries,
+            "sparse rows end after their entries");
+    require_range(sparse->token_ids, sparse->starts[step.num_logit_rows], vocab_size_,
+                  "sparse token_ids");
+  }
+  require(rows.masks == nullptr || rows.mask_words * 32 >= vocab_size_,
+          "masks are shorter than the vocabulary");
+}
+
+void Program::plan_attention(Step& step) {
+  tasks_.clear();
+  step.max_splits = 1;
+  step.max_task_tokens = 1;
+  for (int r = 0; r < step.num_requests; ++r) {
+    for (int t = step.query_starts[r]; t < step.query_starts[r + 1]; t += kTaskTokens) {
+      const int end = std::min(t + kTaskTokens, step.query_starts[r + 1]);
+      const int key_end = step.positions[end - 1] + 1;
+      tasks_.push_back({r, t, end, key_end});
+      step.max_splits = std::max(step.max_splits, round_up(key_end, kSplitLen) / kSplitLen);
+      step.max_task_tokens = std::max(step.max_task_tokens, end - t);
+    }
+  }
+  step.attention_tasks = tasks_.data();
+  step.num_attention_tasks = static_cast<int>(tasks_.size());
+  const size_t floats = static_cast<size_t>(step.num_attention_tasks * step.max_splits *
+                                            step.max_task_tokens) *
+                        max_row_floats_;
+  step.splits_in_parallel =
+      team_.size() > 1 && step.max_splits > 1 && step.max_task_tokens <= kParallelTokens &&
+      step.num_attention_tasks * max_kv_heads_ < 4 * team_.size() &&
+      sizeof(float) * floats <= partials_->size();
+  step.partials = reinterpret_cast<float*>(partials_->data());
+  step.splits_done = splits_done_.data();
+}
+
+void Program::copy_blocks(const Step& step) const {
+  for (int g = 0; g < step.num_groups; ++g) {
+    const KVGroup& kv = kv_[static_cast<size_t>(g)];
+    const GroupTables& tables = step.groups[g];
+    for (int c = 0; c < tables.num_copies; ++c) {
+      const int source = tables.block_copies[2 * c], destination = tables.block_copies[2 * c + 1];
+      if (source == destination) continue;
+      for (int layer = 0; layer < kv.num_layers; ++layer) {
+        std::memcpy(kv.block(layer, destination), kv.block(layer, source), kv.block_bytes());
+      }
+    }
+  }
+}
+
+void Program::run(Step step) {
+  check(step);
+  step.kv = kv_.data();
+  step.failed_row = &failed_row_;
+  failed_row_.store(-1, std::memory_order_relaxed);
+  if (has_attention_) plan_attention(step);
+  copy_blocks(step);
+  team_.run([&](int thread) { run_thread(step, thread); });
+  const int failed = failed_row_.load(std::memory_order_relaxed);
+  if (failed >= 0) {
+    throw std::domain_error("the logits of row " + std::to_string(failed) + " hold NaN");
+  }
+}
+
+void Program::run_thread(const Step& step, int thread) {
+  run_nodes(body_, step, step.num_tokens, thread);
+  Step slice = step;
+  while (slice.slice_begin < step.num_logit_rows) {
+    slice.slice_rows = std::min(capacity_.max_logit_rows, step.num_logit_rows - slice.slice_begin);
+    run_nodes(head_, slice, slice.slice_rows, thread);
+    slice.slice_begin += slice.slice_rows;
+  }
+}
+
+void Program::run_nodes(std::vector<Node>& nodes, const Step& step, int num_rows, int thread) {
+  for (Node& node : nodes) {
+    node.run(step, {thread, team_.size(), num_rows, scratch_[static_cast<size_t>(thread)]->data(),
+                    node.next.get()});
+    team_.barrier();
+    // Nobody claims from this op again before another barrier: one follows every op and slice.
+    if (thread == 0) node.next->store(0, std::memory_order_relaxed);
+  }
+  team_.barrier();
+}
+
+}  // namespace hasten

@@ -1,0 +1,112 @@
+// A step program bound to memory: ops in order, replayed by a team of threads.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ops.h"
+#include "team.h"
+
+namespace hasten {
+
+// The fastest instruction set that this processor has and that `limit` (a name, or empty) allows.
+// Throws std::invalid_argument for a name that is not known or not runnable here.
+const KernelTable& kernel_table(const std::string& limit);
+
+// Zeroed memory in huge pages where the system grants them.
+class Memory {
+ public:
+  explicit Memory(size_t num_bytes);
+  ~Memory();
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+  uint8_t* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  uint8_t* data_;
+  size_t size_;
+};
+
+struct Capacity {
+  int max_tokens;
+  int max_requests;
+  int max_logit_rows;
+  int max_model_len;
+};
+
+class Program {
+ public:
+  Program(const std::string& isa, int num_threads, Capacity capacity, int vocab_size,
+          std::vector<KVGroup> kv);
+
+  const KernelTable& kernels() const { return kernels_; }
+  const Capacity& capacity() const { return capacity_; }
+  int vocab_size() const { return vocab_size_; }
+  const std::vector<KVGroup>& kv() const { return kv_; }
+  size_t num_bytes() const;
+
+  // Rows are the step's tokens, or logit rows. The buffer lives as long as the program.
+  const Buffer* add_buffer(int width, bool has_logit_rows, unsigned forms);
+
+  // Ops after the first gather are the head, run once per slice of logit rows.
+  void add(const EmbedOp& op) { append(op, kernels_.embed); }
+  void add(const RmsNormOp& op) { append(op, kernels_.rms_norm); }
+  void add(const LinearOp& op) { append(op, kernels_.linear); }
+  void add(const RopeStoreOp& op);
+  void add(const AttentionOp& op);
+  void add(const ActMulOp& op) { append(op, kernels_.act_mul); }
+  void add(const GatherOp& op);
+  void add(const FormOp& op) { append(op, kernels_.form); }
+  void add(SampleOp op);
+
+  // Computes one step. Throws std::invalid_argument when the step does not fit the capacities or
+  // points outside its tables, std::domain_error when a logit is not a number.
+  void run(Step step);
+
+ private:
+  struct Node {
+    std::function<void(const Step&, const Share&)> run;
+    std::unique_ptr<std::atomic<int>> next = std::make_unique<std::atomic<int>>(0);
+  };
+
+  template <class Op>
+  void append(const Op& op, Kernel<Op> kernel) {
+    auto run = [op, kernel](const Step& step, const Share& share) { kernel(op, step, share); };
+    (has_head_ ? head_ : body_).push_back(Node{std::move(run)});
+  }
+
+  void check(const Step& step) const;
+  void check_requests(const Step& step) const;
+  void check_group(const Step& step, int group_id) const;
+  void check_sampling(const Step& step) const;
+  void plan_attention(Step& step);
+  void copy_blocks(const Step& step) const;
+  void run_thread(const Step& step, int thread);
+  void run_nodes(std::vector<Node>& nodes, const Step& step, int num_rows, int thread);
+
+  const KernelTable& kernels_;
+  const Capacity capacity_;
+  const int vocab_size_;
+  const std::vector<KVGroup> kv_;
+  std::deque<Buffer> buffers_;
+  std::vector<std::unique_ptr<Memory>> memory_;
+  std::vector<Node> body_;
+  std::vector<Node> head_;
+  bool has_head_ = false;
+  bool has_attention_ = false;
+  int max_kv_heads_ = 1;
+  size_t max_row_floats_ = 0;  // of the partial results of one token, all heads
+  std::vector<AttentionTask> tasks_;
+  std::unique_ptr<Memory> partials_;
+  std::vector<std::atomic<int>> splits_done_;
+  std::vector<std::unique_ptr<Memory>> scratch_;
+  std::atomic<int> failed_row_{-1};
+  Team team_;
+};
+
+}  // namespace hasten

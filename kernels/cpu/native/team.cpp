@@ -1,0 +1,81 @@
+#include "team.h"
+
+#if defined(__x86_64__) || defined(__i386__)
+#include <immintrin.h>
+#endif
+
+namespace hasten {
+namespace {
+
+// In pauses, of some 10 to 40 nanoseconds each.
+constexpr int kBarrierSpins = 3000;
+constexpr int kIdleSpins = 10000;
+
+inline void pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Returns once `value` is no longer `old`.
+void await_change(const std::atomic<int>& value, int old, int spins) {
+  for (int i = 0; i < spins; ++i) {
+    if (value.load(std::memory_order_acquire) != old) return;
+    pause();
+  }
+  while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
+}
+
+// More threads than processors would only spin against each other.
+int spins_for(int num_threads) {
+  const unsigned processors = std::thread::hardware_concurrency();
+  return static_cast<unsigned>(num_threads) <= processors ? kBarrierSpins : 0;
+}
+
+}  // namespace
+
+Team::Team(int num_threads) : size_(num_threads), spins_(spins_for(num_threads)) {
+  for (int thread = 1; thread < size_; ++thread) {
+    threads_.emplace_back([this, thread] { work(thread); });
+  }
+}
+
+Team::~Team() {
+  is_stopping_ = true;
+  job_count_.fetch_add(1, std::memory_order_release);
+  job_count_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void Team::run(const std::function<void(int)>& job) {
+  job_ = &job;
+  job_count_.fetch_add(1, std::memory_order_release);
+  job_count_.notify_all();
+  job(0);
+  barrier();
+}
+
+void Team::barrier() {
+  if (size_ == 1) return;
+  const int generation = generation_.load(std::memory_order_relaxed);
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < size_) {
+    await_change(generation_, generation, spins_);
+    return;
+  }
+  arrived_.store(0, std::memory_order_relaxed);
+  generation_.fetch_add(1, std::memory_order_release);
+  generation_.notify_all();
+}
+
+void Team::work(int thread) {
+  for (int seen = 0;; ++seen) {
+    await_change(job_count_, seen, spins_ > 0 ? kIdleSpins : 0);
+    if (is_stopping_) return;
+    (*job_)(thread);
+    barrier();
+  }
+}
+
+}  // namespace hasten
