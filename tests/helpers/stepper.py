@@ -20,6 +20,7 @@ from hasten.kernels.step import (
 )
 
 F32 = npt.NDArray[np.float32]
+I32 = npt.NDArray[np.int32]
 
 BLOCK_SIZE = 16
 
@@ -65,7 +66,8 @@ class Stepper:
         start = 0
         for num_tokens in chunks:
             chunk = Chunk(0, token_ids[start : start + num_tokens], start)
-            rows.append(_by_token_id(self.step([chunk], MAX_LOGPROBS)))
+            wanted = np.arange(num_tokens, dtype=np.int32)
+            rows.append(_by_token_id(self.step([chunk], wanted, MAX_LOGPROBS)))
             start += num_tokens
         assert start == len(token_ids)
         return np.concatenate(rows)
@@ -75,18 +77,18 @@ class Stepper:
         chunks = [Chunk(idx, prompt, 0) for idx, prompt in enumerate(prompts)]
         outputs: list[list[int]] = [[] for _ in prompts]
         for _ in range(num_tokens):
-            last_rows = np.cumsum([len(chunk.token_ids) for chunk in chunks]) - 1
-            chosen = self.step(chunks).token_ids[last_rows].tolist()
+            last_rows = np.cumsum([len(chunk.token_ids) for chunk in chunks], dtype=np.int32) - 1
+            chosen = self.step(chunks, last_rows).token_ids
             for output, token_id in zip(outputs, chosen, strict=True):
-                output.append(token_id)
+                output.append(int(token_id))
             chunks = [
                 Chunk(idx, output[-1:], len(prompts[idx]) + len(output) - 1)
                 for idx, output in enumerate(outputs)
             ]
         return outputs
 
-    def step(self, chunks: Sequence[Chunk], num_logprobs: int = -1) -> StepResult:
-        """Compute the chunks in one step: what follows each of their tokens."""
+    def step(self, chunks: Sequence[Chunk], logit_rows: I32, num_logprobs: int = -1) -> StepResult:
+        """Compute the chunks, laid end to end, in one step: what follows the rows asked for."""
         lengths = [len(chunk.token_ids) for chunk in chunks]
         ends = [chunk.start + len(chunk.token_ids) for chunk in chunks]
         positions = np.concatenate(
@@ -103,8 +105,8 @@ class Stepper:
             seq_lens=np.array(ends, np.int32),
             table_rows=table_rows,
             groups=(tables,) * self._num_groups,
-            logit_rows=np.arange(len(positions), dtype=np.int32),
-            sampling=_greedy_rows(positions + 1, num_logprobs),
+            logit_rows=logit_rows,
+            sampling=_greedy_rows(positions[logit_rows] + 1, num_logprobs),
         )
         return self._executable.run(batch)
 
@@ -115,13 +117,13 @@ def _by_token_id(result: StepResult) -> F32:
     return np.take_along_axis(result.top_logprobs, order, axis=1)
 
 
-def _greedy_rows(positions: npt.NDArray[np.int32], num_logprobs: int) -> SamplingRows:
+def _greedy_rows(positions: I32, num_logprobs: int) -> SamplingRows:
     num = len(positions)
 
     def reals(value: float) -> F32:
         return np.full(num, value, np.float32)
 
-    def integers(value: int) -> npt.NDArray[np.int32]:
+    def integers(value: int) -> I32:
         return np.full(num, value, np.int32)
 
     return SamplingRows(
