@@ -1,4 +1,4 @@
-"""Who comes first, and how much prefill a step may hold: the objects that steer the scheduler.
+"""Who comes first and how prompts share a step: the objects that steer the scheduler.
 
 Terms: a request's *order* ranks the waiting; its *level* is its class in preemption, and only
 requests of the least urgent level present lose their blocks. Both are asked of the policy and may
@@ -11,6 +11,7 @@ Exercised by `pytest tests/unit/core/test_policy.py`.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -35,11 +36,29 @@ class QueuePolicy(Protocol):
         ...
 
     def level(self, request: Request) -> int:
-        """Class in preemption: 0 and below are the most urgent, constant for a request."""
+        """Class in preemption: the lowest number is the most urgent. Constant for a request."""
+        ...
+
+    def max_chunk(self, num_tokens_left: int) -> int:
+        """The most that one prompt takes of what a step has left while another could use it."""
         ...
 
 
-class FirstComeFirstServed:
+@dataclass(frozen=True, slots=True)
+class HalfOfWhatIsLeft:
+    """How prompts share a step: each takes half of what is left, or `min_chunk` tokens.
+
+    A prompt of any length then delays a short one behind it by a step or two instead of by its
+    own length; prompts below `min_chunk` are not cut on account of others.
+    """
+
+    min_chunk: int = 256
+
+    def max_chunk(self, num_tokens_left: int) -> int:
+        return max(self.min_chunk, num_tokens_left // 2)
+
+
+class FirstComeFirstServed(HalfOfWhatIsLeft):
     """Arrival alone decides."""
 
     def order(self, request: Request) -> tuple[float, ...]:  # noqa: ARG002 (the protocol's)
@@ -49,7 +68,7 @@ class FirstComeFirstServed:
         return 0
 
 
-class PriorityFirst:
+class PriorityFirst(HalfOfWhatIsLeft):
     """`Request.priority` decides, the lowest number first; arrival among equals."""
 
     def order(self, request: Request) -> tuple[float, ...]:

@@ -6,7 +6,8 @@ are all the same catching up.
 
     schedule():  1. running requests with one token to go, and their drafts   ("caught up")
                  2. running requests with more to go, in chunks               ("behind")
-                 3. waiting requests, in the policy's order, as long as they fit
+                 3. waiting requests, in the policy's order, as long as they fit; what
+                    these do not use goes to the chunks of 2
                  4. blocks for drafts, from what is left over
     update():    tokens are appended, rejected drafts dropped, full blocks published
 
@@ -166,6 +167,7 @@ class Scheduler:
         self._plan_running(draft)
         if not draft.preempted:
             self._plan_waiting(draft)
+            self._top_up(draft)
         planned = self._planned_requests(draft)
         if not planned and self.running:
             planned = self._plan_stuck(draft)
@@ -182,7 +184,7 @@ class Scheduler:
     def _plan_running(self, draft: _Draft) -> None:
         """Everybody's next token comes before anybody's chunk, so a long prompt stalls no one."""
         extend = self._blocks.extend
-        behind = []
+        behind: list[Request] = []
         num_spare = self._max_num_tokens - len(self.running)
         for request in self.running.copy():
             num_tokens = len(request.token_ids)
@@ -192,7 +194,10 @@ class Scheduler:
                 continue
             if request.status is not RUNNING:
                 continue
-            if not (extend(request.request_id, num_tokens) or self._make_room(draft, request)):
+            if not (
+                extend(request.request_id, num_tokens)
+                or self._make_room(draft, request, num_tokens)
+            ):
                 continue
             num_drafts = 0
             if request.draft_token_ids:
@@ -200,33 +205,51 @@ class Scheduler:
                 num_spare -= num_drafts
             draft.caught_up.append((request, num_drafts))
             draft.num_tokens_left -= 1 + num_drafts
-        for request in behind:
-            if request.status is RUNNING and not self._plan_chunk(draft, request):
-                break
+        self._plan_behind(draft, behind)
+
+    def _plan_behind(self, draft: _Draft, behind: list[Request]) -> None:
+        for count, request in enumerate(behind, start=1):
+            is_last = count == len(behind) and not self._queue
+            if request.status is RUNNING and not self._plan_chunk(draft, request, is_last):
+                return
 
     def _num_drafts(self, request: Request, num_spare: int) -> int:
         """As many as leave every running request a token, and as can become output."""
         num_wanted = request.max_total_tokens - request.num_tokens - 1
         return max(0, min(len(request.draft_token_ids), num_spare, num_wanted))
 
-    def _plan_chunk(self, draft: _Draft, request: Request) -> bool:
-        """Plan a chunk of a request that is behind; False when the step has no room for more."""
+    def _plan_chunk(self, draft: _Draft, request: Request, is_last: bool) -> bool:
+        """Plan a chunk of a request that is behind; False when the step has no room for more.
+
+        It leaves some room to those after it, unless it `is_last`.
+        """
         num_wanted = request.num_tokens - request.num_computed_tokens
-        num_tokens = self._max_chunk(draft, request, num_wanted)
-        if num_tokens == 0:
-            return False
+        if not is_last:
+            num_wanted = min(num_wanted, self._policy.max_chunk(draft.num_tokens_left))
+        num_tokens = self._max_chunk(draft, request.num_computed_tokens, num_wanted)
         end = request.num_computed_tokens + num_tokens
-        if self._blocks.extend(request.request_id, end) or self._make_room(draft, request, end):
+        if num_tokens > 0 and self._make_room(draft, request, end):
             draft.chunks.append((request, num_tokens))
             draft.num_tokens_left -= num_tokens
         return num_tokens == num_wanted
 
-    def _max_chunk(self, draft: _Draft, request: Request, num_wanted: int) -> int:
+    def _top_up(self, draft: _Draft) -> None:
+        """Tokens that others could have used, but did not, go to the chunks that were cut."""
+        for idx, (request, num_tokens) in enumerate(draft.chunks):
+            start = request.num_computed_tokens + num_tokens
+            num_more = self._max_chunk(draft, start, request.num_tokens - start)
+            if num_more > 0 and self._blocks.extend(request.request_id, start + num_more):
+                draft.chunks[idx] = (request, num_tokens + num_more)
+                draft.num_tokens_left -= num_more
+
+    def _max_chunk(self, draft: _Draft, start: int, num_wanted: int) -> int:
         num_tokens = min(num_wanted, draft.num_tokens_left)
         if self._budget is None or not draft.caught_up or num_tokens <= 0:
-            return max(0, num_tokens)
-        shape = self._shape(draft)
-        return self._budget.max_chunk(shape, request.num_computed_tokens, num_tokens)
+            return num_tokens
+        granted = self._budget.max_chunk(self._shape(draft), start, num_tokens)
+        if granted < num_tokens:
+            draft.num_tokens_left = granted
+        return granted
 
     def _plan_waiting(self, draft: _Draft) -> None:
         while draft.num_tokens_left > 0 and len(self.running) < self._max_num_seqs:
@@ -237,14 +260,14 @@ class Scheduler:
             if quote is None:
                 return
             self._admit(request, quote)
-            if not self._plan_chunk(draft, request):
+            if not self._plan_chunk(draft, request, is_last=not self._queue):
                 return
 
     def _quote_if_fits(self, request: Request) -> AdmissionQuote | None:
-        """A quote that fits, or None; one that did not fit is asked for again only in vain.
+        """A quote that fits, or None.
 
         Matching a long prompt with the cache takes time, and the head of the queue may have to
-        wait for many steps, so its last quote is kept until it fits or has become better.
+        wait for many steps, so its last quote is kept until it fits or could become better.
         """
         blocked = self._blocked
         num_spare = self._headroom.num_blocks(self.running, self._blocks.block_size)
@@ -312,9 +335,8 @@ class Scheduler:
 
     # Preemption -----------------------------------------------------------------------------
 
-    def _make_room(self, draft: _Draft, request: Request, end: int | None = None) -> bool:
+    def _make_room(self, draft: _Draft, request: Request, end: int) -> bool:
         """Preempt others until `request` can grow; False when it has to sit this step out."""
-        end = request.num_tokens if end is None else end
         while not self._blocks.extend(request.request_id, end):
             victim = choose_victim(request, self.running, self._policy, self._blocks)
             if victim is None:
@@ -337,9 +359,7 @@ class Scheduler:
             if not others:
                 raise RuntimeError(f"request {spared.request_id} cannot run though it is alone")
             self._preempt(draft, others[-1])
-            draft.caught_up.clear()
-            draft.chunks.clear()
-            draft.num_tokens_left = self._max_num_tokens
+            draft = _Draft(self._max_num_tokens, preempted=draft.preempted)
             self._plan_running(draft)
             planned = self._planned_requests(draft)
         return planned

@@ -15,7 +15,7 @@ from hasten.core.blocks import BlockManager
 from hasten.core.options import SchedulerOptions
 from hasten.core.params import GenerationParams
 from hasten.core.plan import PlannedRequest, StepPlan
-from hasten.core.policy import queue_policy
+from hasten.core.policy import FirstComeFirstServed, PriorityFirst, QueuePolicy
 from hasten.core.preemption import oldest
 from hasten.core.request import FinishReason, Request, RequestId
 from hasten.core.scheduler import Scheduler
@@ -80,6 +80,15 @@ def text_of(request: Request, stop_every: int) -> list[int]:
     return tokens
 
 
+FCFS = FirstComeFirstServed()
+POLICIES: list[QueuePolicy] = [
+    FCFS,
+    FirstComeFirstServed(min_chunk=2),
+    PriorityFirst(),
+    PriorityFirst(min_chunk=2),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """A server to simulate."""
@@ -90,7 +99,7 @@ class Setting:
     max_num_seqs: int = 4
     max_num_batched_tokens: int = 16
     max_model_len: int = 48
-    policy: str = "fcfs"
+    policy: QueuePolicy = FCFS
     enable_prefix_caching: bool = True
     max_drafts: int = 0
     stop_every: int = STOP_EVERY
@@ -124,7 +133,7 @@ class Simulation:
                 max_num_seqs=s.max_num_seqs, max_num_batched_tokens=s.max_num_batched_tokens
             ),
             self.blocks,
-            queue_policy(s.policy),
+            s.policy,
         )
         self.memory = [[[0] * s.block_size for _ in range(s.num_blocks)] for _ in s.windows]
 
@@ -267,7 +276,7 @@ def random_setting(rng: random.Random) -> Setting:
         max_num_seqs=rng.randrange(2, 6),
         max_num_batched_tokens=rng.choice([6, 9, 16, 64]),
         max_model_len=max_model_len,
-        policy=rng.choice(["fcfs", "priority"]),
+        policy=rng.choice(POLICIES),
         enable_prefix_caching=rng.random() < 0.8,
         max_drafts=rng.choice([0, 0, 3, 8]),
     )
