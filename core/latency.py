@@ -101,10 +101,6 @@ class Curve:
         self._counts = [0]
         self._seconds = [0.0]
 
-    def __len__(self) -> int:
-        """How many points are known beside the origin."""
-        return len(self._counts) - 1
-
     def set(self, count: int, seconds: float) -> None:
         i = bisect_left(self._counts, count)
         if i < len(self._counts) and self._counts[i] == count:
@@ -223,7 +219,8 @@ class _Profiler:
         self._model = StepTimeModel()
 
     def run(self) -> StepTimeModel:
-        self._time(Chunk(0, 1, 1))  # the very first step warms caches
+        # The very first step warms caches; it still is better than nothing when it takes all.
+        self._model.body.set(1, self._time(Chunk(0, 1, 1)))
         self._measure_head()
         self._measure_attention()
         self._measure_requests()
@@ -275,13 +272,13 @@ class _Profiler:
     def _measure_requests(self) -> None:
         """What it costs that tokens belong to several requests."""
         count = min(8, self._capacity.max_requests, self._capacity.max_tokens)
-        if count > 1:
+        if count > 1 and self._can_measure(Chunk(0, count)):
             together = self._time(Chunk(0, count))
             apart = self._time(*(Chunk(0, 1) for _ in range(count)))
             self._model.request_s = max((apart - together) / (count - 1), 0.0)
 
     def _measure_body(self, count: int) -> None:
-        if len(self._model.body) and self._can_measure(Chunk(0, count)):
+        if self._can_measure(Chunk(0, count)):
             pairs = EMPTY_STEP.with_chunk(0, count).query_key_pairs
             self._model.body.set(count, self._time(Chunk(0, count)) - self._model.pair_s * pairs)
 

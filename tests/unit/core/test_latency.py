@@ -62,7 +62,6 @@ def test_a_curve_passes_through_its_points() -> None:
     curve.set(2, 1.0)
     assert [curve.at(n) for n in (0, 1, 2, 5, 8, 10)] == [0.0, 0.5, 1.0, 2.5, 4.0, 5.0]
     curve.set(8, 1.0)
-    assert len(curve) == 2
     assert curve.at(100) == 1.0
 
 
@@ -90,6 +89,11 @@ def test_a_profile_keeps_to_its_budget(budget_s: float) -> None:
 
     profile(measure, CAPACITY, budget_s)
     assert spent < 1.5 * budget_s
+
+
+def test_a_machine_too_slow_for_a_profile_still_gets_a_first_guess() -> None:
+    model = profile(lambda _: 5.0, CAPACITY, budget_s=0.6)
+    assert model.step_time(decode(1, 0)) == pytest.approx(5.0)
 
 
 @pytest.mark.parametrize(
