@@ -40,6 +40,7 @@ class _ServerThread(threading.Thread):
             self._fail(error)
         finally:
             self._fail(RuntimeError("the server was stopped"))
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
             self._loop.close()
 
     def stop(self) -> None:

@@ -110,10 +110,13 @@ class ChatTemplate:
 
         Raises ChatTemplateError when the template refuses them or takes longer than `limit_s`.
         """
-        continued = messages[-1]["content"] if messages[-1]["role"] == "assistant" else None
+        last = messages[-1]
+        is_continued = last["role"] == "assistant" and last["content"].strip()
+        if last["role"] == "assistant" and not is_continued:
+            messages = messages[:-1]  # nothing of the answer is there yet
         with _deadline(limit_s):
-            prompt = self._run(messages, add_generation_prompt=continued is None)
-        return prompt if continued is None else _cut_after(prompt, continued)
+            prompt = self._run(messages, add_generation_prompt=not is_continued)
+        return _cut_after(prompt, last["content"]) if is_continued else prompt
 
     def _run(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
         try:

@@ -53,6 +53,12 @@ def test_the_space_at_the_end_of_a_continued_message_stays() -> None:
     assert ChatTemplate(CHATML, {}).render(messages).endswith("assistant\nOnce ")
 
 
+def test_an_empty_answer_is_begun() -> None:
+    template = ChatTemplate(CHATML, {})
+    begun = [*MESSAGES[:2], {"role": "assistant", "content": ""}]
+    assert template.render(begun) == template.render(MESSAGES[:2])
+
+
 @pytest.mark.parametrize(
     "source",
     [
