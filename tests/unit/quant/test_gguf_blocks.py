@@ -1,0 +1,97 @@
+"""GGUF block types against the `gguf` package's own dequantisation, number for number."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import pytest
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize, quantize
+from hasten.kernels.weights import DenseWeight, GroupedIntWeight
+from hasten.quant.gguf_blocks import decode
+
+PACKED = {
+    GGMLQuantizationType.Q4_0: 4,
+    GGMLQuantizationType.Q4_1: 4,
+    GGMLQuantizationType.Q8_0: 8,
+}
+PLAIN = [GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16]
+OTHERS = [kind for kind in gguf.quants._type_traits if kind not in PACKED and kind not in PLAIN]
+"""Everything else that the package knows how to dequantise."""
+
+
+def random_blocks(tensor_type: GGMLQuantizationType, seed: int = 0) -> npt.NDArray[np.uint8]:
+    """Any bytes are valid blocks, but for the fp16 scales: those come from real numbers."""
+    _, block_bytes = GGML_QUANT_SIZES[tensor_type]
+    random = np.random.default_rng(seed)
+    if tensor_type in PACKED or tensor_type in PLAIN:
+        values = random.standard_normal((5, 3 * 32)).astype(np.float32)
+        packed: npt.NDArray[np.uint8] = quantize(values, tensor_type).view(np.uint8)
+        return packed
+    # Small bytes keep every fp16 that they may form finite.
+    return random.integers(0, 0x3C, (5, 3 * block_bytes)).astype(np.uint8)
+
+
+@pytest.mark.parametrize("tensor_type", [*PACKED, *PLAIN, *OTHERS])
+def test_numbers_are_those_that_the_format_defines(tensor_type: GGMLQuantizationType) -> None:
+    raw = random_blocks(tensor_type)
+    expected = dequantize(raw, tensor_type)
+    assert np.isfinite(expected).all()
+    weight = decode(tensor_type, raw)
+    assert weight.shape == expected.shape
+    assert np.array_equal(weight.dequantize(), expected)
+
+
+@pytest.mark.parametrize(("tensor_type", "bits"), PACKED.items())
+def test_packed_types_stay_packed(tensor_type: GGMLQuantizationType, bits: int) -> None:
+    weight = decode(tensor_type, random_blocks(tensor_type))
+    assert isinstance(weight, GroupedIntWeight)
+    assert (weight.bits, weight.group_size) == (bits, 32)
+    assert weight.scale.dtype == np.float16
+    assert weight.num_bytes <= random_blocks(tensor_type).nbytes * 1.12
+
+
+@pytest.mark.parametrize("tensor_type", PLAIN)
+def test_plain_types_are_views(tensor_type: GGMLQuantizationType) -> None:
+    raw = random_blocks(tensor_type)
+    weight = decode(tensor_type, raw)
+    assert isinstance(weight, DenseWeight)
+    assert np.shares_memory(weight.data, raw)
+
+
+def test_even_inputs_are_in_low_halves() -> None:
+    scale = np.float16(1).view(np.uint16)
+    nibbles = np.arange(16, dtype=np.uint8) % 8 | ((15 - np.arange(16, dtype=np.uint8)) << 4)
+    raw = np.concatenate([np.array([scale], "<u2").view(np.uint8), nibbles])[None, :]
+    weight = decode(GGMLQuantizationType.Q4_0, raw)
+    assert isinstance(weight, GroupedIntWeight)
+    stored = [*(nibbles & 15), *(nibbles >> 4)]
+    assert weight.integers().tolist() == [stored]
+
+
+def test_an_offset_beyond_fp16_is_kept_in_fp32() -> None:
+    raw = np.zeros((1, 18), np.uint8)
+    raw[0, :2] = np.array([60000], np.float16).view(np.uint8)
+    weight = decode(GGMLQuantizationType.Q4_0, raw)
+    assert isinstance(weight, GroupedIntWeight)
+    assert weight.offset is not None
+    assert weight.offset.dtype == np.float32
+    assert np.array_equal(weight.dequantize(), dequantize(raw, GGMLQuantizationType.Q4_0))
+
+
+@pytest.mark.parametrize("tensor_type", PACKED)
+def test_scales_that_are_not_finite_are_refused(tensor_type: GGMLQuantizationType) -> None:
+    raw = random_blocks(tensor_type).copy()
+    raw[3, :2] = np.array([np.nan], np.float16).view(np.uint8)
+    with pytest.raises(ValueError, match="not finite"):
+        decode(tensor_type, raw)
+
+
+def test_many_types_are_covered() -> None:
+    assert len(OTHERS) >= 19
+
+
+def test_types_without_a_meaning_are_refused() -> None:
+    with pytest.raises(ValueError, match="type I8 is not supported"):
+        decode(GGMLQuantizationType.I8, np.zeros((1, 32), np.uint8))
