@@ -15,7 +15,7 @@ import shutil
 import sys
 import tempfile
 import time
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TextIO
 
 import msgspec
 import zmq
@@ -111,22 +111,16 @@ class EngineClient:
         Raises EngineStartError with the reason when it does not come up.
         """
         socket_dir = tempfile.mkdtemp(prefix="hasten-")
+        try:
+            process = await _spawn(asyncio.subprocess.DEVNULL if quiet else sys.stderr)
+        except BaseException:
+            shutil.rmtree(socket_dir, ignore_errors=True)
+            raise
         launch = EngineLaunch(socket_dir=socket_dir, options=options, factory=factory)
-        log = asyncio.subprocess.DEVNULL if quiet else sys.stderr
-        # -P: a folder of the user's named like one of our modules must not be imported.
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",
-            "-m",
-            "hasten.api.engine_process",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-        )
-        assert process.stdin is not None
-        process.stdin.write(msgspec.json.encode(launch) + b"\n")
         client = cls(process, socket_dir, zmq.asyncio.Context())
         try:
+            assert process.stdin is not None
+            process.stdin.write(msgspec.json.encode(launch) + b"\n")
             await client._ready
         except BaseException:
             await client.close(grace_s=0.0)
@@ -297,3 +291,17 @@ class EngineClient:
     def _fail_streams(self, error: EngineError) -> None:
         for queue in self._streams.values():
             queue.put_nowait(error)
+
+
+async def _spawn(log: int | TextIO) -> asyncio.subprocess.Process:
+    """An engine process that waits for its `EngineLaunch`."""
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        # A folder of the user's named like one of our modules must not be imported.
+        "-P",
+        "-m",
+        "hasten.api.engine_process",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=log,
+        stderr=log,
+    )

@@ -224,6 +224,20 @@ def test_closing_leaves_nothing_behind(tmp_path: Path) -> None:
     assert not names_in(tmp_path)
 
 
+@pytest.mark.parametrize("delay_s", [0.0, 0.001, 0.01, 0.2])
+def test_a_start_can_be_cancelled(tmp_path: Path, delay_s: float) -> None:
+    async def run() -> None:
+        starting = asyncio.create_task(EngineClient.start(EngineOptions(), FACTORY + "build_slow"))
+        await asyncio.sleep(delay_s)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+
+    asyncio.run(run())
+    assert not names_in(tmp_path)
+    assert not psutil.Process().children()
+
+
 def test_the_engine_ends_with_its_parent(tmp_path: Path) -> None:
     """The parent dies without a chance to say so; the child is busy meanwhile."""
 
