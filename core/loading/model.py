@@ -7,6 +7,7 @@ Neither imports torch or transformers. Exercised by `pytest tests/unit/loading t
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,6 +38,15 @@ logger = logging.getLogger(__name__)
 
 ROTARY_BUFFER = ".rotary_emb.inv_freq"
 """A constant that old exports of Llama stored among the weights of each layer."""
+
+
+DEFAULT_RANGES = (
+    ("temperature", 0.0, 2.0),
+    ("top_p", 1e-6, 1.0),
+    ("min_p", 0.0, 1.0),
+    ("repetition_penalty", 1e-6, math.inf),
+)
+"""Recommended sampling parameters and what `GenerationParams` would take of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,13 +211,21 @@ def _checked_eos(eos_token_ids: tuple[int, ...], config: DecoderConfig) -> tuple
 
 
 def _generation_defaults(fields: Fields) -> dict[str, float | int]:
-    found: dict[str, float | int] = {}
-    for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
-        if name in fields:
-            found[name] = fields.number(name, above=-1.0)
+    found: dict[str, float | int] = {
+        name: _default_in_range(fields, name, low, high)
+        for name, low, high in DEFAULT_RANGES
+        if name in fields
+    }
     if "top_k" in fields:
         found["top_k"] = fields.integer("top_k", minimum=0)
     return found
+
+
+def _default_in_range(fields: Fields, name: str, low: float, high: float) -> float:
+    value = fields.number(name, above=-math.inf)
+    if not low <= value <= high:
+        raise fields.error(name, f"must be from {low} to {high}, got {value}")
+    return value
 
 
 def _ignored_tensors(files: SafetensorsFiles, config: DecoderConfig) -> frozenset[str]:

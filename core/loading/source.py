@@ -1,6 +1,6 @@
 """From a checkpoint's tensors to the weights of a program, whatever file they come from.
 
-Exercised by `pytest tests/unit/loading/test_source.py`.
+Exercised by `pytest tests/unit/loading/test_directory.py`.
 """
 
 from __future__ import annotations

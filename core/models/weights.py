@@ -3,7 +3,7 @@
 A weight is one or several tensors stacked along their outputs (q | k | v, gate | up). Tensors are
 named as Hugging Face checkpoints name them; other formats translate. Each matrix also declares how
 it is cut over devices that share a layer.
-Exercised by `pytest tests/unit/loading/test_weight_specs.py`.
+Exercised by `pytest tests/unit/loading/test_decoder.py`.
 """
 
 from __future__ import annotations

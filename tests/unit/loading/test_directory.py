@@ -128,6 +128,7 @@ def test_tensors_that_do_not_fit_are_named(
         ("config.json", "\x00\xff", "not valid JSON"),
         ("generation_config.json", '{"top_k": "all"}', "field 'top_k' must be an integer"),
         ("generation_config.json", '{"eos_token_id": "</s>"}', "field 'eos_token_id' must be"),
+        ("generation_config.json", '{"top_p": 0}', "field 'top_p' must be from"),
         ("generation_config.json", '{"temperature": NaN}', "field 'temperature' must be"),
     ],
 )
