@@ -20,6 +20,7 @@ from hasten.core.loading import LoadError, locate_model
 from hasten.core.loading.cache import cache_folder, write_atomically
 from hasten.core.loading.fields import Fields, read_json
 from hasten.core.loading.gguf_file import GGUFFile, open_gguf
+from hasten.core.loading.locate import user_path
 from tokenizers import Tokenizer as RustTokenizer
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -167,7 +168,7 @@ def load_tokenizer(reference: str) -> Tokenizer:
 
     Raises LoadError naming the file or field that is wrong.
     """
-    path = Path(reference)
+    path = user_path(reference)
     if path.suffix == ".json":
         return Tokenizer(_read_rust(path), _directory_info(path.parent), str(path))
     location = locate_model(reference)

@@ -34,11 +34,19 @@ def locate_model(reference: str) -> ModelLocation:
     """Find `embedded`, a directory or a .gguf file. Raises LoadError with what would help."""
     if reference == EMBEDDED:
         return ModelLocation(_embedded_file(), EMBEDDED_NAME)
-    path = Path(reference).expanduser()
+    path = user_path(reference)
     try:
         return _locate_path(path)
     except OSError as error:
         raise LoadError(f"{path}: {error.strerror or error}") from error
+
+
+def user_path(reference: str) -> Path:
+    """A path as a user writes it, `~` included. Raises LoadError for the home of nobody."""
+    try:
+        return Path(reference).expanduser()
+    except RuntimeError as error:
+        raise LoadError(f"{reference}: no such home directory") from error
 
 
 def _locate_path(path: Path) -> ModelLocation:

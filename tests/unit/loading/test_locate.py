@@ -38,6 +38,11 @@ def test_anything_else_is_refused(tmp_path: Path, name: str) -> None:
         locate_model(str(tmp_path / name))
 
 
+def test_nobodys_home_is_refused() -> None:
+    with pytest.raises(LoadError, match="no such home directory"):
+        locate_model("~no-such-user-here/model")
+
+
 def test_loading_imports_neither_torch_nor_transformers() -> None:
     code = (
         "import sys; from hasten.core.loading import load_model; "
