@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from hasten.core.blocks import BlockManager
 from hasten.core.engine import Engine, EngineParts
 from hasten.core.host import available_memory_bytes
-from hasten.core.latency import ItlBudget, StepTimeModel, profile
+from hasten.core.latency import ItlBudget, StepTimeModel
 from hasten.core.loading import load_model
 from hasten.core.memory import GroupSize, MemoryDemand, MemoryPlan, activation_bytes, plan_memory
 from hasten.core.messages import EngineReady
@@ -28,6 +28,7 @@ from hasten.core.policy import queue_policy
 from hasten.core.prefix_hash import root_hash
 from hasten.core.runner import InProcessExecutor
 from hasten.core.scheduler import Scheduler
+from hasten.core.step_profile import profile
 from hasten.core.validation import ModelLimits
 from hasten.kernels.backend import KVPlan, get_backend
 from hasten.kernels.dtypes import DType

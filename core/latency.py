@@ -24,9 +24,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from hasten.kernels.program import Capacity
     from hasten.kernels.step import StepBatch
 
 REFIT_EVERY = 32
@@ -40,11 +37,6 @@ SLOPE_SPREAD = 0.05
 """Contexts say something about attention when they change a step by more than this share."""
 EXACT_UP_TO = 64
 """Steps of up to this many tokens are told apart exactly, larger ones to an eighth of an octave."""
-
-LONG_CONTEXT = 1024
-"""Tokens of context with which a start-up profile measures attention."""
-PROFILED_SIZES = (64, 8, 2, 32, 256, 128, 3, 6, 12, 24, 48, 512, 1024, 2048)
-"""Step sizes of a start-up profile, in order of use."""
 
 
 class StepShape(msgspec.Struct, frozen=True, gc=False):
@@ -193,94 +185,6 @@ class StepTimeModel:
             total = median(taken for _, taken in steps)
             if abs(seconds - self.body.at(size)) > HYSTERESIS * total:
                 self.body.set(size, max(seconds, 0.0))
-
-
-def profile(
-    measure: Callable[[Sequence[Chunk]], float], capacity: Capacity, budget_s: float
-) -> StepTimeModel:
-    """A first model from steps that `measure` runs, in about `budget_s` seconds of them.
-
-    Sizes come in order of use: what does not fit the budget is extrapolated, and learnt while
-    serving.
-    """
-    return _Profiler(measure, capacity, budget_s).run()
-
-
-class _Profiler:
-    """The measuring plan of `profile`."""
-
-    def __init__(
-        self, measure: Callable[[Sequence[Chunk]], float], capacity: Capacity, budget_s: float
-    ) -> None:
-        self._measure = measure
-        self._capacity = capacity
-        self._context = min(capacity.max_model_len // 2, LONG_CONTEXT)
-        self._left_s = budget_s
-        self._model = StepTimeModel()
-
-    def run(self) -> StepTimeModel:
-        # The very first step warms caches; it still is better than nothing when it takes all.
-        self._model.body.set(1, self._time(Chunk(0, 1, 1)))
-        self._measure_head()
-        self._measure_attention()
-        self._measure_requests()
-        for count in PROFILED_SIZES:
-            self._measure_body(count)
-        return self._model
-
-    def _time(self, *chunks: Chunk) -> float:
-        """The median of three runs, or one where three would be dear."""
-        runs = [self._measure(chunks)]
-        if runs[0] < self._left_s / 20:
-            runs += [self._measure(chunks), self._measure(chunks)]
-        self._left_s -= sum(runs)
-        return median(runs)
-
-    def _can_measure(self, chunk: Chunk) -> bool:
-        fits = chunk.start + chunk.num_tokens <= self._capacity.max_model_len
-        fits = fits and chunk.num_tokens <= self._capacity.max_tokens
-        return fits and self._model.step_time(EMPTY_STEP.with_chunk(*chunk)) <= self._left_s
-
-    def _measure_head(self) -> None:
-        """The same tokens with and without logits."""
-        for count in (1, 4, 16):
-            if not self._can_measure(Chunk(0, count, count)):
-                return
-            without = self._time(Chunk(0, count))
-            with_rows = self._time(Chunk(0, count, count))
-            self._model.body.set(count, without)
-            self._model.head.set(count, max(with_rows - without, 0.0))
-
-    def _measure_attention(self) -> None:
-        """What a context costs one query, and several, tells keys and pairs apart."""
-        several = min(16, self._capacity.max_tokens)
-        one_key_s = self._context_s(1)
-        if several > 1 and self._can_measure(Chunk(self._context, several)):
-            extra = self._context_s(several) - one_key_s
-            self._model.pair_s = max(extra / (several - 1), 0.0)
-        # Never quite zero, so that a refit can scale it.
-        self._model.kv_s = max(one_key_s - self._model.pair_s, 1e-12)
-
-    def _context_s(self, num_tokens: int) -> float:
-        """Seconds that each token of context adds to a chunk."""
-        if not self._can_measure(Chunk(self._context, num_tokens)):
-            return 0.0
-        near = self._time(Chunk(0, num_tokens))
-        far = self._time(Chunk(self._context, num_tokens))
-        return max(far - near, 0.0) / max(self._context, 1)
-
-    def _measure_requests(self) -> None:
-        """What it costs that tokens belong to several requests."""
-        count = min(8, self._capacity.max_requests, self._capacity.max_tokens)
-        if count > 1 and self._can_measure(Chunk(0, count)):
-            together = self._time(Chunk(0, count))
-            apart = self._time(*(Chunk(0, 1) for _ in range(count)))
-            self._model.request_s = max((apart - together) / (count - 1), 0.0)
-
-    def _measure_body(self, count: int) -> None:
-        if self._can_measure(Chunk(0, count)):
-            pairs = EMPTY_STEP.with_chunk(0, count).query_key_pairs
-            self._model.body.set(count, self._time(Chunk(0, count)) - self._model.pair_s * pairs)
 
 
 @dataclass(slots=True)

@@ -16,10 +16,10 @@ from hasten.api.text.chat_template import ChatTemplate, ChatTemplateError
 from hasten.api.text.tokenizer import Tokenizer, load_tokenizer
 from hasten.core.build import ModelBinding, assemble, settle_memory, step_capacity
 from hasten.core.engine import Engine
-from hasten.core.latency import profile
 from hasten.core.loading import load_model
 from hasten.core.params import GenerationParams
 from hasten.core.runner import InProcessExecutor
+from hasten.core.step_profile import profile
 from hasten.evals.canonical import content_hash
 from hasten.evals.configuration import Configuration, environment_parts
 from hasten.evals.driver import EngineDriver

@@ -14,8 +14,8 @@ from hasten.core.latency import (
     ItlBudget,
     StepShape,
     StepTimeModel,
-    profile,
 )
+from hasten.core.step_profile import profile
 from hasten.kernels.program import Capacity
 
 CAPACITY = Capacity(max_tokens=2048, max_requests=64, max_logit_rows=64, max_model_len=8192)
