@@ -48,6 +48,8 @@ class Headroom:
     def num_blocks(self, running: Sequence[Request], block_size: int) -> int:
         """Blocks to leave in every group beside `running`: none more than they can ever fill."""
         each = int(self._blocks)
+        if each == 1:
+            return len(running)
         return sum(
             min(each, (request.max_total_tokens - request.num_tokens) // block_size + 1)
             for request in running

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from hasten.core.latency import EMPTY_STEP
 from hasten.core.plan import PlannedRequest, StepPlan
 from hasten.core.policy import WaitingQueue
-from hasten.core.preemption import Headroom, choose_victim, oldest
+from hasten.core.preemption import Headroom, choose_victim
 from hasten.core.request import FinishReason, RequestStatus
 
 if TYPE_CHECKING:
@@ -169,9 +169,9 @@ class Scheduler:
             self._plan_waiting(draft)
             self._top_up(draft)
         planned = self._planned_requests(draft)
-        if not planned and self.running:
-            planned = self._plan_stuck(draft)
         if not planned:
+            # The oldest can always run: all others are its victims or have blocks reserved.
+            assert not self.running, "requests run but none can compute a token"
             return None
         self._step_idx += 1
         return StepPlan(
@@ -345,24 +345,6 @@ class Scheduler:
             if victim is request:
                 return False
         return True
-
-    def _plan_stuck(self, draft: _Draft) -> list[PlannedRequest]:
-        """Preempt, the last first, until somebody can run.
-
-        Only reached when everybody needs a block and no single request would free one, for each
-        shares all of its blocks with another.
-        """
-        planned: list[PlannedRequest] = []
-        while not planned:
-            spared = oldest(self.running, self._policy)
-            others = [request for request in self.running if request is not spared]
-            if not others:
-                raise RuntimeError(f"request {spared.request_id} cannot run though it is alone")
-            self._preempt(draft, others[-1])
-            draft = _Draft(self._max_num_tokens, preempted=draft.preempted)
-            self._plan_running(draft)
-            planned = self._planned_requests(draft)
-        return planned
 
     def _preempt(self, draft: _Draft, victim: Request) -> None:
         """Take the victim's blocks and let it wait in its old place."""

@@ -8,6 +8,8 @@ from hasten.core.blocks import BlockManager
 from hasten.core.plan import BlockCopy
 from hasten.core.prefix_hash import block_hash, root_hash
 from hasten.core.request import Request
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.unit.core.simulation import kv_plan, make_request
 
@@ -260,6 +262,44 @@ def test_a_match_needs_only_what_the_windows_read() -> None:
     assert admit(blocks, again) == 36
     assert row(blocks, again, 9, group_id=1)[:7] == [0] * 7
     assert blocks.num_blocks_held(again.request_id) == (9, 2)
+
+
+def is_readable(blocks: BlockManager, request: Request, count: int) -> bool:
+    """Whether every group still has what a query after `count` cached blocks reads."""
+    for group in blocks._groups:
+        window = group.window or 10**6
+        for idx in range(count):
+            is_read = (idx + 1) * SIZE > count * SIZE - window + 1
+            if is_read and group.pool.cached_block(request.block_hashes[idx]) is None:
+                return False
+    return True
+
+
+@given(
+    windows=st.lists(st.sampled_from([None, 2, 5, 9]), min_size=1, max_size=3),
+    lost=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9)), max_size=12),
+)
+def test_the_longest_prefix_that_all_groups_can_read(
+    windows: list[int | None], lost: list[tuple[int, int]]
+) -> None:
+    """Against trying every length, with any blocks forgotten."""
+    blocks = manager(num_blocks=60, windows=tuple(windows))
+    request = make_request("a", tuple(range(42)))
+    admit(blocks, request)
+    for end in range(4, 44, 4):
+        compute(blocks, request, min(end, 42))
+    blocks.free(request.request_id)
+    for group_id, idx in lost:
+        pool = blocks._groups[group_id % len(windows)].pool
+        block = pool.cached_block(request.block_hashes[idx % len(request.block_hashes)])
+        if block is not None:
+            pool.retain(block)
+            pool.withdraw(block)
+            pool.release(block)
+    again = make_request("b", request.prompt_token_ids)
+    again.block_hashes = request.block_hashes
+    best = max(count for count in range(11) if is_readable(blocks, again, count))
+    assert admit(blocks, again) == best * SIZE
 
 
 def test_drafts_get_empty_blocks_only() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 
 import pytest
@@ -10,6 +11,7 @@ from tests.unit.core.simulation import (
     Setting,
     Simulation,
     make_request,
+    random_requests,
     run_random_workload,
 )
 
@@ -70,3 +72,36 @@ def test_a_pool_of_60_percent_recomputes_little(kind: str, seed: int) -> None:
     scheduler = tight.scheduler
     assert scheduler.num_recomputed_tokens <= 0.1 * scheduler.num_computed_tokens
     assert tight.num_steps <= 2.5 * ample.num_steps
+
+
+def cached_contents(simulation: Simulation) -> list[set[bytes]]:
+    return [set(group.pool._block_of) for group in simulation.blocks._groups]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_speculation_preempts_and_evicts_nothing(seed: int) -> None:
+    """Every step is planned twice, with and without its drafts."""
+    rng = random.Random(seed)
+    setting = Setting(
+        windows=rng.choice([(None,), (None, 6)]),
+        num_blocks=rng.randrange(14, 20),
+        max_num_batched_tokens=200,
+        max_drafts=8,
+    )
+    simulation = Simulation(setting, rng)
+    num_drafts = 0
+    for request in random_requests(rng, 6):
+        simulation.add(request)
+    while simulation.scheduler.requests:
+        plain, drafting = copy.deepcopy(simulation), copy.deepcopy(simulation)
+        for request in plain.scheduler.running:
+            request.draft_token_ids.clear()
+        plain_plan, plan = plain.scheduler.schedule(), drafting.scheduler.schedule()
+        assert plan is not None
+        assert plain_plan is not None
+        assert plan.preempted == plain_plan.preempted
+        assert cached_contents(drafting) == cached_contents(plain)
+        assert {p.request_id for p in plan.requests} == {p.request_id for p in plain_plan.requests}
+        num_drafts += sum(p.num_drafts for p in plan.requests)
+        simulation.step()
+    assert num_drafts > 0
