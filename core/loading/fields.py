@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,12 @@ class Fields:
             raise self.error(
                 name, f"is {_show(self.raw(name))}, which is not supported; supported: {shown}"
             )
+
+    def refuse_others(self, known: Collection[str]) -> None:
+        """Raise LoadError when there is a field that is not `known`."""
+        for name in self._values:
+            if name in self and name not in known:
+                raise self.error(name, "is not supported")
 
 
 def read_json(path: Path) -> Fields:

@@ -17,6 +17,16 @@ from hasten.quant.gguf_blocks import decode
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 ROPE_FREQS = "rope_freqs.weight"
 
+SCALES = (
+    "attention.scale",
+    "attn_logit_softcapping",
+    "embedding_scale",
+    "final_logit_softcapping",
+    "logit_scale",
+    "residual_scale",
+)
+"""Factors that some relatives of these architectures put into their formulas."""
+
 DEFAULT_ROPE_THETA = 10000.0
 """What the specification means by an absent `rope.freq_base`."""
 
@@ -55,7 +65,7 @@ class _ArchitectureFields:
 
 def _read_config(file: GGUFFile, fields: _ArchitectureFields, family: str) -> DecoderConfig:
     own = fields.own
-    own.refuse_unless("expert_count", (0,))
+    _refuse_other_arithmetic(fields)
     hidden_size, num_heads = own.integer("embedding_length"), own.integer("attention.head_count")
     num_layers = own.integer("block_count", maximum=MAX_LAYERS)
     head_size = _head_size(own, hidden_size, num_heads)
@@ -81,6 +91,17 @@ def _read_config(file: GGUFFile, fields: _ArchitectureFields, family: str) -> De
         mlp_bias="blk.0.ffn_down.bias" in file.tensors,
         qk_norm=family == "qwen3",
     )
+
+
+def _refuse_other_arithmetic(fields: _ArchitectureFields) -> None:
+    """Variants that share the architecture's name but not its formulas, and files in parts."""
+    fields.all.refuse_unless("split.count", (0, 1))
+    fields.own.refuse_unless("expert_count", (0,))
+    fields.own.refuse_unless("attention.causal", (True,))
+    fields.own.refuse_unless("rope.scale_linear", (1.0,))
+    for name in SCALES:
+        if name in fields.own:
+            raise fields.own.error(name, "is present, which is not supported")
 
 
 def _head_size(own: Fields, hidden_size: int, num_heads: int) -> int:
@@ -117,7 +138,9 @@ def _rope(file: GGUFFile, own: Fields, head_size: int) -> Rope:
 
 
 def _scaling(own: Fields) -> Scaling | None:
+    """A factor without a type means linear scaling."""
     own.refuse_unless("rope.scaling.type", ("none", "linear"))
-    if "rope.scaling.type" in own and own.text("rope.scaling.type") == "linear":
-        return LinearScaling(own.number("rope.scaling.factor"))
-    return None
+    kind = own.text("rope.scaling.type") if "rope.scaling.type" in own else "linear"
+    if kind == "none" or "rope.scaling.factor" not in own:
+        return None
+    return LinearScaling(own.number("rope.scaling.factor"))

@@ -20,6 +20,16 @@ logger = logging.getLogger(__name__)
 
 _ACTIVATIONS = {"silu": Activation.SILU, "gelu_pytorch_tanh": Activation.GELU_TANH}
 _ROPE_TYPES = ("default", "linear", "llama3")
+_ROPE_FIELDS = {
+    "rope_type",
+    "type",
+    "rope_theta",
+    "partial_rotary_factor",
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "original_max_position_embeddings",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +76,7 @@ def _family(config: Fields) -> _Family:
 
 
 def _read_config(config: Fields, family: _Family) -> DecoderConfig:
+    config.refuse_unless("use_mrope", (False,))
     hidden_size, num_heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     num_layers = config.integer("num_hidden_layers", maximum=MAX_LAYERS)
     head_size = _head_size(config, family, hidden_size, num_heads)
@@ -157,11 +168,12 @@ def _first_number(owners: list[Fields], name: str) -> float | None:
 
 
 def _scaling(fields: Fields) -> Scaling | None:
-    name = "rope_type" if "rope_type" in fields or "type" not in fields else "type"
-    if name not in fields:
-        return None
-    fields.refuse_unless(name, _ROPE_TYPES)
-    kind = fields.text(name)
+    name = next((name for name in ("rope_type", "type") if name in fields), None)
+    kind = "default"
+    if name is not None:
+        fields.refuse_unless(name, _ROPE_TYPES)
+        kind = fields.text(name)
+    fields.refuse_others(_ROPE_FIELDS)
     if kind == "linear":
         return LinearScaling(fields.number("factor"))
     if kind == "llama3":

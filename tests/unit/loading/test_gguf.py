@@ -106,10 +106,11 @@ def test_rope_factors_stretch_frequencies_as_llama3_does(tmp_path: Path) -> None
     assert load_model(str(path))
 
 
-def test_linear_scaling_and_window(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["linear", None])
+def test_linear_scaling_and_window(tmp_path: Path, kind: str | None) -> None:
     path = tmp_path / "tiny.gguf"
     values = {
-        "llama.rope.scaling.type": "linear",
+        "llama.rope.scaling.type": kind,
         "llama.rope.scaling.factor": 4.0,
         "llama.attention.sliding_window": 32,
     }
@@ -132,6 +133,9 @@ def test_linear_scaling_and_window(tmp_path: Path) -> None:
         ({"llama.feed_forward_length": 95}, r"tensor 'blk.0.ffn_gate.weight' has shape \[96, 64\]"),
         ({"llama.attention.head_count_kv": 3}, "num_kv_heads must divide num_heads"),
         ({"llama.rope.scaling.type": "yarn"}, "'llama.rope.scaling.type' is \"yarn\""),
+        ({"split.count": 3}, "'split.count' is 3, which is not supported"),
+        ({"llama.logit_scale": 0.5}, "'llama.logit_scale' is present"),
+        ({"llama.attention.causal": False}, "'llama.attention.causal' is false"),
         ({"llama.expert_count": 8}, "field 'llama.expert_count' is 8"),
         ({"llama.attention.layer_norm_rms_epsilon": 0.0}, "must be a number above 0"),
         ({"llama.rope.freq_base": float("nan")}, "must be a number above 0"),

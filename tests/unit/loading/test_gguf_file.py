@@ -60,7 +60,7 @@ def test_cut_anywhere_is_an_error(tmp_path: Path, content: bytes) -> None:
 
 
 @settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
 def test_flipped_header_bytes_load_or_are_one_error(
