@@ -20,6 +20,7 @@ from hasten.core.engine import Engine
 from hasten.core.loading import LoadError, load_model
 from hasten.core.messages import AddRequest
 from hasten.core.params import GenerationParams
+from hasten.kernels.backend import get_backend
 from hasten.kernels.dtypes import DType
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -49,6 +50,8 @@ def bench_of(name: str, kernels: str) -> Workbench:
     else:
         config, dtype, kv_dtype = TINY[name]
         model = random_model(config)
+    if kv_dtype not in get_backend(kernels).kv_dtypes:
+        pytest.skip(f"kernels {kernels} have no KV cache of {kv_dtype.value}")
     return Workbench.make(
         model, kernels, dtype, num_blocks=400, max_model_len=256, kv_dtype=kv_dtype
     )
