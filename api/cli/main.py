@@ -1,4 +1,4 @@
-"""`hasten`: the group of subcommands, and how their errors end a process.
+"""`hasten`: the group of subcommands.
 
 Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 Exercised by `pytest tests/unit/api/test_cli.py`.
@@ -6,18 +6,32 @@ Exercised by `pytest tests/unit/api/test_cli.py`.
 
 from __future__ import annotations
 
+import importlib
+
 import click
-from hasten.api.cli.chat import chat
-from hasten.api.cli.check import check
-from hasten.api.cli.serve import serve
+
+COMMANDS = ("serve", "chat", "bench", "check")
+"""Each is the command of the same name in the module of the same name beside this one."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class _Commands(click.Group):
+    """Imports a subcommand when it is asked for: a server should not wait for a benchmark."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  the interface
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  the interface
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"hasten.api.cli.{cmd_name}")
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+
+@click.command(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(package_name="hasten")
 def main() -> None:
     """Hasten: a low-latency server for open language models."""
-
-
-main.add_command(serve)
-main.add_command(chat)
-main.add_command(check)
