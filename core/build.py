@@ -7,6 +7,7 @@ be honoured is refused here, by the name of its flag, before any request arrives
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import logging
@@ -129,7 +130,12 @@ def build_engine(
     report(f"{parts.ready.model_name}: {describe(binding)}")
     for line in (*plan.lines(), phases.line()):
         report(line)
-    return Engine(parts)
+    engine = Engine(parts)
+    # What exists now lives as long as the engine: collections, which stop every stream for as
+    # long as they take, need not walk over it.
+    gc.collect()
+    gc.freeze()
+    return engine
 
 
 def settle_memory(binding: ModelBinding, options: EngineOptions) -> MemoryPlan:

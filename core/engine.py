@@ -50,6 +50,17 @@ class StepTimings:
     update_ns: int = 0
     propose_ns: int = 0
 
+    def add(self, marks: Sequence[int]) -> None:
+        """Count one step; `marks` are the clock before each part, in order, and after the last."""
+        begin, planned, prepared, computed, reported, updated, end = marks
+        self.num_steps += 1
+        self.schedule_ns += planned - begin
+        self.prepare_ns += prepared - planned
+        self.model_ns += computed - prepared
+        self.output_ns += reported - computed
+        self.update_ns += updated - reported
+        self.propose_ns += end - updated
+
     def reset(self) -> None:
         for part in fields(self):
             setattr(self, part.name, 0)
@@ -156,34 +167,28 @@ class Engine:
 
         Raises what the executor raises; the engine is not usable afterwards.
         """
-        timings = self.timings
-        begin = perf_counter_ns()
+        marks = [perf_counter_ns()]
         plan = self._scheduler.schedule()
         if plan is None:
             return []
         if not plan.requests:  # all it did was to preempt
             self._scheduler.update(plan, {})
             return []
-        planned = perf_counter_ns()
+        marks.append(perf_counter_ns())
         batch = self._batches.build(plan, self._scheduler.requests)
-        prepared = perf_counter_ns()
+        marks.append(perf_counter_ns())
         result = self._executor.execute(batch)
-        computed = perf_counter_ns()
+        marks.append(perf_counter_ns())
         if self._parts.observer is not None:
-            self._parts.observer.observe(StepShape.of(batch), (computed - prepared) * 1e-9)
+            self._parts.observer.observe(StepShape.of(batch), (marks[-1] - marks[-2]) * 1e-9)
         outcomes = self._verify(plan, result)
         outputs = [self._report(outcome, result) for outcome in outcomes]
-        reported = perf_counter_ns()
+        marks.append(perf_counter_ns())
         self._update(plan, outcomes)
-        updated = perf_counter_ns()
+        marks.append(perf_counter_ns())
         self._propose(outcomes)
-        timings.num_steps += 1
-        timings.schedule_ns += planned - begin
-        timings.prepare_ns += prepared - planned
-        timings.model_ns += computed - prepared
-        timings.output_ns += reported - computed
-        timings.update_ns += updated - reported
-        timings.propose_ns += perf_counter_ns() - updated
+        marks.append(perf_counter_ns())
+        self.timings.add(marks)
         self._counters.num_steps += 1
         return outputs
 

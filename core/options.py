@@ -50,10 +50,14 @@ class CacheOptions:
     """The paged KV cache."""
 
     gpu_memory_utilization: float = option(
-        0.9, "share of the device's memory to use (on a CPU: of what is free, for the KV cache)"
+        0.9,
+        "share of the device's memory to use (on a CPU: of what is free, and for the KV cache no "
+        "more than the requests can fill, nor than 2 GiB)",
     )
     kv_cache_memory_bytes: int | None = option(None, "size of the KV cache; overrides the share")
-    kv_cache_dtype: str = option("auto", "dtype of the KV cache")
+    kv_cache_dtype: str = option(
+        "auto", "dtype of the KV cache: auto (as --dtype), bfloat16, float32, fp8"
+    )
     block_size: int = option(16, "tokens per block")
     enable_prefix_caching: bool = option(True, "reuse the KV of equal prefixes")
 
