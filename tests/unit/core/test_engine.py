@@ -108,7 +108,7 @@ SIZES = [
 
 
 @pytest.mark.parametrize("size", SIZES, ids=["plain", "chunked", "tight", "windowed"])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(requests=request_lists())
 def test_the_engine_answers_like_naive_generation(
     size: EngineSize, requests: list[AddRequest]
@@ -123,7 +123,7 @@ def test_the_engine_answers_like_naive_generation(
 
 @pytest.mark.parametrize("size", SIZES, ids=["plain", "chunked", "tight", "windowed"])
 @pytest.mark.parametrize("script", ["perfect", "wrong", "patchy", "random"])
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(requests=request_lists(), seed=st.integers(0, 1000))
 def test_no_draft_changes_a_token(
     size: EngineSize, script: str, requests: list[AddRequest], seed: int
@@ -311,7 +311,7 @@ def test_abort_all_reports_every_open_sample() -> None:
     assert engine.step() == []
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(requests=request_lists(), seed=st.integers(0, 1000))
 def test_random_aborts_give_every_block_back(requests: list[AddRequest], seed: int) -> None:
     rng = random.Random(seed)
