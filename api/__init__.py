@@ -1,0 +1,24 @@
+"""Serving: text handling, the HTTP server, the command line, and models for Python programs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hasten.api.llm import LLM, AsyncLLM
+    from hasten.api.params import SamplingParams
+
+__all__ = ["LLM", "AsyncLLM", "SamplingParams"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for: the engine process, which lives here too, needs none of it."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "SamplingParams":
+        from hasten.api.params import SamplingParams
+
+        return SamplingParams
+    from hasten.api import llm
+
+    return getattr(llm, name)

@@ -80,7 +80,7 @@ async def create_chat_completion(request: Request) -> Response:
         params=params,
         prompt=prompt,
         request_id=f"chatcmpl-{uuid.uuid4().hex}",
-        seed=model.new_seed() if chat.seed is None else chat.seed,
+        seed=model.text.new_seed() if chat.seed is None else chat.seed,
     )
     with naming_parameters(chat.param_name):
         if chat.stream:

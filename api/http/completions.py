@@ -89,7 +89,7 @@ async def create_completion(request: Request) -> Response:
         params=params,
         prompts=prompts,
         request_id=f"cmpl-{uuid.uuid4().hex}",
-        seed=model.new_seed() if completion.seed is None else completion.seed,
+        seed=model.text.new_seed() if completion.seed is None else completion.seed,
     )
     with naming_parameters(completion.param_name):
         if completion.stream:

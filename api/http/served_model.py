@@ -7,8 +7,6 @@ stream that shares the event loop.
 from __future__ import annotations
 
 import asyncio
-import random
-import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -16,9 +14,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from hasten.api.generation import generate_text
 from hasten.api.http.errors import ApiError
-from hasten.api.params import RequestContext
-from hasten.api.text.chat_template import ChatTemplate
-from hasten.core.messages import AddRequest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -27,15 +22,13 @@ if TYPE_CHECKING:
     from hasten.api.http.metrics import Metrics
     from hasten.api.http.requests import GenerationRequest
     from hasten.api.params import SamplingParams
-    from hasten.api.text import TextCodec
     from hasten.api.text.sample_text import SampleDelta
+    from hasten.api.text_model import TextModel
     from hasten.core.options import EngineOptions
 
 _T = TypeVar("_T")
 
 NUM_TEXT_THREADS = 2
-# JSON numbers above 2^53 lose digits in many clients.
-SEED_BITS = 53
 
 
 class ServedModel:
@@ -44,21 +37,18 @@ class ServedModel:
     def __init__(
         self,
         client: EngineClient,
-        tokenizer: TextCodec,
-        template: ChatTemplate | None,
+        text: TextModel,
         options: EngineOptions,
         metrics: Metrics,
     ) -> None:
         self.client = client
-        self.tokenizer = tokenizer
-        self.template = template
+        self.text = text
+        self.tokenizer = text.tokenizer
         self._metrics = metrics
         self.info = client.info
         self.name = options.model.served_model_name or client.info.model_name
         self.created = int(time.time())
         self._has_priorities = options.scheduler.scheduling_policy == "priority"
-        seed = options.model.seed
-        self._seeds = random.Random(secrets.randbits(64) if seed is None else seed)  # noqa: S311  not for secrets
         self._threads = ThreadPoolExecutor(NUM_TEXT_THREADS, thread_name_prefix="text")
 
     def close(self) -> None:
@@ -86,22 +76,9 @@ class ServedModel:
             )
         request.check()
 
-    def new_seed(self) -> int:
-        return self._seeds.getrandbits(SEED_BITS)
-
     async def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """The token ids of a conversation. Raises ChatTemplateError."""
-        template = self.template
-        if template is None:
-            raise ApiError(
-                400,
-                "this model has no chat template; give one with --chat-template",
-                code="chat_template",
-            )
-        return await self._in_thread(
-            # The template writes the special tokens itself.
-            lambda: self.tokenizer.encode(template.render(messages), add_special_tokens=False)
-        )
+        return await self._in_thread(partial(self.text.chat_prompt, messages))
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text."""
@@ -132,21 +109,15 @@ class ServedModel:
         seed: int,
     ) -> AsyncGenerator[SampleDelta]:
         """The text of one prompt. Raises InvalidParameterError before anything is sent."""
-        eos_token_ids = self.info.eos_token_ids
-        context = RequestContext(
-            tokenizer=self.tokenizer,
-            eos_token_ids=eos_token_ids,
-            default_max_tokens=max(1, self.info.max_model_len - len(prompt)),
+        add = self.text.request(
+            request_id,
+            prompt,
+            params,
             seed=seed,
-        )
-        add = AddRequest(
-            request_id=request_id,
-            prompt_token_ids=prompt,
-            params=params.resolve(context),
             priority=request.priority,
             cache_salt=request.cache_salt or "",
         )
-        rules = params.stop_rules(eos_token_ids)
+        rules = params.stop_rules(self.info.eos_token_ids)
         return self._metrics.watch(generate_text(self.client, self.tokenizer, add, rules))
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:

@@ -20,7 +20,6 @@ import signal
 import socket
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -31,13 +30,13 @@ from hasten.api.http.app import create_app
 from hasten.api.http.metrics import Metrics
 from hasten.api.http.served_model import ServedModel
 from hasten.api.http.service import Phase, Service
-from hasten.api.text.chat_template import ChatTemplate
-from hasten.api.text.tokenizer import load_tokenizer
+from hasten.api.text_model import TextModel, template_of, tokenizer_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hasten.api.text import TextCodec
+    from hasten.api.text.chat_template import ChatTemplate
     from hasten.core.options import EngineOptions, ServerOptions
 
 logger = logging.getLogger("hasten.server")
@@ -50,11 +49,6 @@ _OK, _FAILED, _INTERRUPTED = 0, 1, 130
 
 class ServerStartError(RuntimeError):
     """The server cannot start; the message is one line for the user."""
-
-
-def tokenizer_of(options: EngineOptions) -> TextCodec:
-    """The tokeniser that goes with a model."""
-    return load_tokenizer(options.model.tokenizer or options.model.model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,11 +185,12 @@ class Server:
             engine.cancel()
             await asyncio.gather(engine, return_exceptions=True)
             raise
-        return ServedModel(client, tokenizer, template, options, self._service.metrics)
+        text_model = TextModel(tokenizer, template, client.info, options.model.seed)
+        return ServedModel(client, text_model, options, self._service.metrics)
 
     def _load_text(self) -> tuple[TextCodec, ChatTemplate | None]:
         tokenizer = self._parts.load_tokenizer(self._engine_options)
-        return tokenizer, load_template(self._engine_options.model.chat_template, tokenizer)
+        return tokenizer, template_of(self._engine_options, tokenizer)
 
     async def _report_death(self, model: ServedModel) -> int:
         logger.error("the engine has died: %s", model.client.failure)
@@ -223,15 +218,3 @@ class Server:
 
 def _url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def load_template(path: str | None, tokenizer: TextCodec) -> ChatTemplate | None:
-    """The template from a file, or else the model's own. Raises ValueError or OSError."""
-    info = tokenizer.info
-    source = info.chat_template if path is None else Path(path).read_text(encoding="utf-8")
-    if source is None:
-        return None
-    tokens = {"bos_token": info.bos_token, "eos_token": info.eos_token, "pad_token": info.pad_token}
-    return ChatTemplate(
-        source, {name: token for name, token in tokens.items() if token is not None}
-    )
