@@ -8,6 +8,8 @@ damaged frame elsewhere is an error. Exercised by `pytest tests/unit/evals/test_
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import struct
 from typing import TYPE_CHECKING, Self
@@ -33,11 +35,15 @@ class Journal:
         self._values: dict[bytes, bytes] = {}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("ab+")
+            self._file = path.open("ab+", buffering=0)
         except OSError as error:
             raise JournalError(f"{path}: cannot be opened: {error.strerror}") from error
-        self._file.seek(0)
-        self._load(self._file.read())
+        try:
+            self._lock()
+            self._load()
+        except JournalError:
+            self._file.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -60,22 +66,36 @@ class Journal:
         """Append; on disk when it returns. Raises JournalError (a full disk, say)."""
         frame = _LENGTHS.pack(len(key), len(value)) + _digest(key, value) + key + value
         try:
-            self._file.write(frame)
-            self._file.flush()
+            written = self._file.write(frame)
+            shortage = "No space left on device"
         except OSError as error:
-            raise JournalError(f"{self.path}: cannot be written: {error.strerror}") from error
+            written, shortage = None, error.strerror or str(error)
+        if written != len(frame):
+            # Half a frame would make the next one unreadable.
+            with contextlib.suppress(OSError):
+                self._file.truncate(self._size)
+            raise JournalError(f"{self.path}: cannot be written: {shortage}")
+        self._size += len(frame)
         self._values[key] = value
 
     def close(self) -> None:
         self._file.close()
 
-    def _load(self, data: bytes) -> None:
-        end = 0
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise JournalError(f"{self.path}: another run is writing to it") from error
+
+    def _load(self) -> None:
+        self._file.seek(0)
+        data = self._file.readall()
+        self._size = 0
         for key, value, frame_end in _frames(data, self.path):
             self._values[key] = value
-            end = frame_end
-        if end < len(data):
-            self._file.truncate(end)
+            self._size = frame_end
+        if self._size < len(data):
+            self._file.truncate(self._size)
 
 
 def _frames(data: bytes, path: Path) -> Iterator[tuple[bytes, bytes, int]]:

@@ -104,7 +104,7 @@ class RememberingTarget:
         return self._inner().time_load(prompts, concurrency)
 
     def close(self) -> None:
-        self._journal.close()
+        """The journal stays open: it is the store's, and both sides may share it."""
         if self._target is not None:
             self._target.close()
 

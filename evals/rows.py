@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+from hasten.evals.canonical import content_hash
 from hasten.evals.configuration import file_hash
 
 T = TypeVar("T")
@@ -18,6 +19,8 @@ T = TypeVar("T")
 PACKAGED = Path(__file__).parent / "data"
 PACKAGED_PREFIX = "hasten:"
 """Marks what this project wrote and ships: "hasten:text", "hasten:prompts.jsonl"."""
+FACTS = "hasten:facts.toml"
+"""The shipped relations, from which multiple-choice items are made."""
 
 
 class DataError(ValueError):
@@ -112,6 +115,19 @@ class DataFolder:
             raise DataError(f"{path}: holds no row")
         return rows
 
+    def fingerprint(self, name: str) -> str:
+        """A hash of what `name` holds now; notes the hash of each file."""
+        path = self.resolve(name)
+        if path.is_dir():
+            return content_hash(
+                [self._hash(f, f"{name}/{f.name}") for f in sorted(path.glob("*.txt"))]
+            )
+        return self._hash(path, name)
+
+    def _hash(self, path: Path, name: str) -> str:
+        self.hashes[name] = file_hash(path)
+        return self.hashes[name]
+
     def _read(self, path: Path, name: str) -> str:
         try:
             text = path.read_text(encoding="utf-8")
@@ -119,7 +135,7 @@ class DataFolder:
             raise DataError(f"{path}: {error.strerror or error}") from error
         except UnicodeDecodeError as error:
             raise DataError(f"{path}: not UTF-8 at byte {error.start}") from error
-        self.hashes[name] = file_hash(path)
+        self._hash(path, name)
         return text
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -72,11 +73,17 @@ def _acceleration(leave_one_out: F64) -> float:
     return float(np.sum(deviation**3)) / (6.0 * spread) if spread > 0.0 else 0.0
 
 
+@lru_cache(maxsize=16)
 def resample(num_clusters: int, seed: int, num_replicates: int = NUM_REPLICATES) -> F64:
-    """How often each cluster is drawn in each replicate, [num_replicates, num_clusters]."""
+    """How often each cluster is drawn in each replicate, [num_replicates, num_clusters].
+
+    Read-only, since all measures with as many clusters share it.
+    """
     shares = np.full(num_clusters, 1.0 / num_clusters)
     rng = np.random.default_rng(seed)
-    return rng.multinomial(num_clusters, shares, size=num_replicates).astype(np.float64)
+    counts = rng.multinomial(num_clusters, shares, size=num_replicates).astype(np.float64)
+    counts.flags.writeable = False
+    return counts
 
 
 def bootstrap_mean(

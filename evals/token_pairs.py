@@ -21,13 +21,29 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from hasten.evals.distribution import Distribution
     from hasten.evals.harm import Harm
+    from hasten.evals.pair import Pair
 
     F64 = npt.NDArray[np.float64]
 
 SEGMENT_LEN = 64
+WORST_PER_WINDOW = 3
+CONTEXT_LEN = 24
 TOKEN_MEASURES = ("kl_mean", "kl_late", "kl_p99", "top1_change", "perplexity_ratio", "kl_max")
 
 LOWER_BOUND = "a lower bound: full logits of both sides were not available"
+
+
+class WorstToken(msgspec.Struct, frozen=True, kw_only=True):
+    """A place where the two sides expect very different things, as text."""
+
+    position: int
+    kl: float
+    context: str
+    token: str
+    baseline_top: str
+    candidate_top: str
+    baseline_logprob: float
+    candidate_logprob: float
 
 
 class PairedWindow(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +58,7 @@ class PairedWindow(msgspec.Struct, frozen=True, kw_only=True):
     candidate_logprobs: list[float]
     baseline_top: list[int]
     candidate_top: list[int]
+    worst: list[WorstToken]
 
     def changes(self) -> F64:
         """1 where the most likely token differs."""
@@ -56,10 +73,11 @@ class PairedWindow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pair_window(
-    name: str, token_ids: Sequence[int], start: int, base: Distribution, cand: Distribution
+    pair: Pair, name: str, token_ids: Sequence[int], start: int, expected: Sequence[Distribution]
 ) -> PairedWindow:
-    """Compare two distributions over the tokens from `start` on."""
-    return PairedWindow(
+    """Compare the two sides' distributions over the tokens from `start` on."""
+    base, cand = expected
+    window = PairedWindow(
         name=name,
         token_ids=list(token_ids),
         start=start,
@@ -69,6 +87,24 @@ def pair_window(
         candidate_logprobs=_rounded(cand.token_logprobs),
         baseline_top=base.top_ids.tolist(),
         candidate_top=cand.top_ids.tolist(),
+        worst=[],
+    )
+    rows = np.argsort(window.kl)[::-1][:WORST_PER_WINDOW].tolist()
+    window.worst.extend(_worst(pair, window, row) for row in rows if window.kl[row] > 0.0)
+    return window
+
+
+def _worst(pair: Pair, window: PairedWindow, row: int) -> WorstToken:
+    position = window.start + row
+    return WorstToken(
+        position=position,
+        kl=window.kl[row],
+        context=pair.decode(window.token_ids[max(position - CONTEXT_LEN, 0) : position]),
+        token=pair.decode([window.token_ids[position]]),
+        baseline_top=pair.decode([window.baseline_top[row]]),
+        candidate_top=pair.decode([window.candidate_top[row]]),
+        baseline_logprob=window.baseline_logprobs[row],
+        candidate_logprob=window.candidate_logprobs[row],
     )
 
 

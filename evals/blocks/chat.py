@@ -1,4 +1,4 @@
-"""Conversations: what both sides expect of the baseline's answers, and how they answer themselves.
+"""Conversations: what both sides expect of given answers, and how they answer themselves.
 
 Each side renders the prompts by its own template, so a wrong template shows here and not in plain
 text. The candidate's own answers are scored by the candidate: a token that it chose while decoding
@@ -95,7 +95,8 @@ class ChatBlock(
                 rows, *prompts, base, cand, scores, strict=True
             )
         ]
-        return ChatResult(self._windows(pair, rows, prompts, base), answers)
+        written = base if pair.author is pair.baseline else self._written(pair, rows)
+        return ChatResult(self._windows(pair, rows, prompts, written), answers)
 
     def measures(self, result: ChatResult) -> list[Measure]:
         diverging = [[answer.divergence] for answer in result.answers]
@@ -116,6 +117,10 @@ class ChatBlock(
                 self.limits.get("decode_errors"),
             ),
         ]
+
+    def _written(self, pair: Pair, rows: Sequence[PromptRow]) -> list[Continuation]:
+        prompts = [Prompt(pair.author.render(row.messages), self.max_tokens) for row in rows]
+        return pair.author.continue_greedily(prompts)
 
     def _compare(
         self,
@@ -152,7 +157,7 @@ class ChatBlock(
                 for target, prompt in zip(pair.both, (base, cand), strict=True)
             ]
             token_ids = (*base.token_ids, *answer.token_ids)
-            windows.append(pair_window(row.id, token_ids, len(base.token_ids), *expected))
+            windows.append(pair_window(pair, row.id, token_ids, len(base.token_ids), expected))
         return windows
 
 

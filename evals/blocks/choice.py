@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 from hasten.evals.blocks.accuracy import ItemResult, accuracy_measures
 from hasten.evals.blocks.limits import check_limits
-from hasten.evals.rows import ChoiceRow
+from hasten.evals.rows import FACTS, ChoiceRow
 from hasten.evals.target import Scored
-from hasten.evals.tasks.facts import FACTS, facts_rows
+from hasten.evals.tasks.facts import facts_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

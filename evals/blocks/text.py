@@ -49,8 +49,8 @@ class TextBlock(
         for done, (name, token_ids) in enumerate(windows):
             pair.progress.advance(done, len(windows))
             asked = Scored(token_ids, start=1)
-            base, cand = (target.distribution(asked) for target in pair.both)
-            paired.append(pair_window(name, token_ids, 1, base, cand))
+            expected = [target.distribution(asked) for target in pair.both]
+            paired.append(pair_window(pair, name, token_ids, 1, expected))
         return TextResult(paired)
 
     def measures(self, result: TextResult) -> list[Measure]:

@@ -12,7 +12,6 @@ from functools import cache
 import msgspec
 from hasten.evals.rows import PACKAGED, ChoiceRow
 
-FACTS = "hasten:facts"
 NUM_CHOICES = 4
 
 

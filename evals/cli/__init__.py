@@ -1,0 +1,5 @@
+"""The `evals` command."""
+
+from hasten.evals.cli.main import main
+
+__all__ = ["main"]
