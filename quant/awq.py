@@ -18,7 +18,7 @@ import numpy.typing as npt
 from hasten.kernels.weights import F32Array
 from hasten.quant.rounding import IntGrid, by_group, round_to_grid
 
-NUM_RATIOS = 20
+NUM_RATIOS = 10
 SMALLEST = np.float32(1e-4)
 
 

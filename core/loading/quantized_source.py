@@ -34,7 +34,7 @@ class QuantizedSource:
     ) -> None:
         """Raises LoadError when configuration and tensors do not fit together."""
         self.where = files.where
-        self._arrays = _Arrays(files)
+        self._arrays = StoredArrays(files)
         try:
             self._format: QuantFormat = recognise(quantization_config)
             self._linears = self._format.linears(self._arrays)
@@ -79,7 +79,7 @@ class QuantizedSource:
             raise LoadError(f"{self.where}: {error}") from error
 
 
-class _Arrays(Mapping[str, npt.NDArray[Any]]):
+class StoredArrays(Mapping[str, npt.NDArray[Any]]):
     """Tensors by name, viewed when asked for."""
 
     def __init__(self, files: SafetensorsFiles) -> None:

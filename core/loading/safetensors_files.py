@@ -87,6 +87,12 @@ def open_safetensors(folder: Path) -> SafetensorsFiles:
     return SafetensorsFiles(str(folder), tensors, tuple(headers))
 
 
+def open_safetensors_file(path: Path) -> SafetensorsFiles:
+    """Map one file by itself. Raises LoadError."""
+    header, tensors = _map_tensors(path)
+    return SafetensorsFiles(str(path), {tensor.key: tensor for tensor in tensors}, (header,))
+
+
 class SafetensorsSource:
     """A `TensorSource` over plain (not quantised) checkpoint tensors."""
 

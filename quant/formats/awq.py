@@ -99,8 +99,7 @@ class AwqFormat:
             )
         return make_grouped(4, codes, scale, zero)
 
-    def write(self, weight: Matrix) -> dict[str, npt.NDArray[Any]]:
-        """The tensors of one linear, by their last name. Raises ValueError for other schemes."""
+    def write(self, linear: str, weight: Matrix) -> dict[str, npt.NDArray[Any]]:
         if not isinstance(weight, GroupedIntWeight) or weight.bits != 4 or weight.g_idx is not None:
             raise ValueError("AWQ holds 4-bit weights in consecutive groups")
         codes, zero = codes_of(weight), zeros_of(weight)
@@ -108,17 +107,19 @@ class AwqFormat:
             raise ValueError("AWQ holds zero points from 0 to 15")
         zero_codes = zero.astype(np.uint8)
         if self.layout == "gemm":
+            if len(codes) % 8:
+                raise ValueError(f"AWQ packs outputs by 8, {linear} has {len(codes)}")
             return {
-                "qweight": pack_words(codes.T, 4, ORDER),
-                "qzeros": pack_words(zero_codes.T, 4, ORDER),
-                "scales": np.ascontiguousarray(weight.scale.T),
+                f"{linear}.qweight": pack_words(codes.T, 4, ORDER),
+                f"{linear}.qzeros": pack_words(zero_codes.T, 4, ORDER),
+                f"{linear}.scales": np.ascontiguousarray(weight.scale.T),
             }
         width = gemv_zeros_width(weight.shape[1], weight.group_size)
         pad = ((0, 0), (0, 8 * width - zero.shape[1]))
         return {
-            "qweight": pack_words(codes, 4),
-            "qzeros": pack_words(np.pad(zero_codes, pad), 4),
-            "scales": np.pad(weight.scale, pad),
+            f"{linear}.qweight": pack_words(codes, 4),
+            f"{linear}.qzeros": pack_words(np.pad(zero_codes, pad), 4),
+            f"{linear}.scales": np.pad(weight.scale, pad),
         }
 
     def kv_scales(self, tensors: Tensors) -> dict[str, KVScales]:

@@ -67,8 +67,8 @@ class CheckpointWriter(Protocol):
         """The `quantization_config` that says what `write` writes."""
         ...
 
-    def write(self, weight: Matrix) -> dict[str, npt.NDArray[Any]]:
-        """The tensors of one linear, by their last name. Raises ValueError for other schemes."""
+    def write(self, linear: str, weight: Matrix) -> dict[str, npt.NDArray[Any]]:
+        """The tensors that hold one linear. Raises ValueError for schemes it cannot hold."""
         ...
 
 

@@ -103,13 +103,16 @@ class CompressedTensorsFormat:
             return _read_int(tensors, linear, scheme, self.shape(tensors, linear))
         return _read_fp8(tensors, linear, scheme, self.shape(tensors, linear))
 
-    def write(self, weight: Matrix) -> dict[str, npt.NDArray[Any]]:
-        """The tensors of one linear, by their last name. Raises ValueError for other schemes."""
-        if isinstance(weight, GroupedIntWeight):
-            return _write_int(weight)
-        if isinstance(weight, Fp8Weight):
-            return _write_fp8(weight)
-        raise ValueError("only integer and fp8 weights are written")
+    def write(self, linear: str, weight: Matrix) -> dict[str, npt.NDArray[Any]]:
+        scheme = self.scheme(linear)
+        match scheme, weight:
+            case IntScheme(), GroupedIntWeight():
+                tensors = _write_int(weight, scheme)
+            case Fp8Scheme(), Fp8Weight():
+                tensors = _write_fp8(weight)
+            case _:
+                raise ValueError(f"{linear} is {type(weight).__name__}, its scheme is {scheme}")
+        return {f"{linear}.{last}": tensor for last, tensor in tensors.items()}
 
     def kv_scales(self, tensors: Tensors) -> dict[str, KVScales]:
         scales = read_kv_scales(tensors)
@@ -189,14 +192,16 @@ def _read_int(
     return make_grouped(scheme.bits, codes, scale, zero, g_idx)
 
 
-def _write_int(weight: GroupedIntWeight) -> dict[str, npt.NDArray[Any]]:
+def _write_int(weight: GroupedIntWeight, scheme: IntScheme) -> dict[str, npt.NDArray[Any]]:
     zero, middle = zeros_of(weight), 1 << (weight.bits - 1)
+    if scheme.symmetric and (zero != middle).any():
+        raise ValueError("a symmetric scheme has no zero points")
     tensors: dict[str, npt.NDArray[Any]] = {
         "weight_packed": pack_words(codes_of(weight), weight.bits),
         "weight_scale": weight.scale,
         "weight_shape": np.asarray(weight.shape, np.int64),
     }
-    if (zero != middle).any():
+    if not scheme.symmetric:
         words = pack_words(zero.T.astype(np.uint8), weight.bits)
         tensors["weight_zero_point"] = np.ascontiguousarray(words.T)
     if weight.g_idx is not None:

@@ -132,20 +132,19 @@ class GptqFormat:
         g_idx = _read_g_idx(tensors, linear, layer, in_features, groups)
         return make_grouped(layer.bits, codes, scale.T, zero.T, g_idx)
 
-    def write(self, weight: Matrix) -> dict[str, npt.NDArray[Any]]:
-        """The tensors of one linear, by their last name. Raises ValueError for other schemes."""
-        bits = self.default.bits
+    def write(self, linear: str, weight: Matrix) -> dict[str, npt.NDArray[Any]]:
+        bits = self._layer(linear).bits
         if not isinstance(weight, GroupedIntWeight) or weight.bits != bits:
-            raise ValueError(f"only {bits}-bit integer weights belong to a {bits}-bit file")
+            raise ValueError(f"{linear} must have {bits}-bit integer weights")
         stored_zero = zeros_of(weight) - ZERO_SHIFT[self.version]
         if stored_zero.min(initial=0) < 0 or stored_zero.max(initial=0) >= 1 << bits:
             raise ValueError(f"{self.version} cannot hold these zero points")
         consecutive = np.arange(weight.shape[1], dtype=np.int32) // weight.group_size
         return {
-            "qweight": np.ascontiguousarray(pack_words(codes_of(weight), bits).T),
-            "qzeros": pack_words(stored_zero.T.astype(np.uint8), bits),
-            "scales": np.ascontiguousarray(weight.scale.T),
-            "g_idx": consecutive if weight.g_idx is None else weight.g_idx,
+            f"{linear}.qweight": np.ascontiguousarray(pack_words(codes_of(weight), bits).T),
+            f"{linear}.qzeros": pack_words(stored_zero.T.astype(np.uint8), bits),
+            f"{linear}.scales": np.ascontiguousarray(weight.scale.T),
+            f"{linear}.g_idx": consecutive if weight.g_idx is None else weight.g_idx,
         }
 
     def kv_scales(self, tensors: Tensors) -> dict[str, KVScales]:

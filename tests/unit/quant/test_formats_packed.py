@@ -102,8 +102,8 @@ def test_awq_gemv_pads_its_groups(group: int, width: int) -> None:
     index = np.arange(IN) // group
     expected = (codes - zeros[:, index]) * scales.astype(np.float64)[:, index]
     np.testing.assert_array_equal(weight.dequantize(), expected.astype(np.float32))
-    for name, array in found.write(weight).items():
-        assert array.tobytes() == tensors[f"m.{name}"].tobytes()
+    for name, array in found.write("m", weight).items():
+        assert array.tobytes() == tensors[name].tobytes()
 
 
 @pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
@@ -126,8 +126,8 @@ def test_gptq(version: str, bits: int, act_order: bool) -> None:
     weight = found.read(tensors, "m")
     assert (weight.g_idx is not None) == act_order
     np.testing.assert_array_equal(weight.dequantize(), meaning(codes, zeros, scales, g_idx))
-    for name, array in found.write(weight).items():
-        assert array.tobytes() == np.ascontiguousarray(tensors[f"m.{name}"]).tobytes()
+    for name, array in found.write("m", weight).items():
+        assert array.tobytes() == np.ascontiguousarray(tensors[name]).tobytes()
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -152,8 +152,8 @@ def test_compressed_tensors_packed(bits: int, symmetric: bool, order: str | None
     assert set(found.linears(tensors)["m"]) == set(tensors)
     weight = found.read(tensors, "m")
     np.testing.assert_array_equal(weight.dequantize(), meaning(codes, zeros, scales, g_idx))
-    for name, array in found.write(weight).items():
-        np.testing.assert_array_equal(array, tensors[f"m.{name}"])
+    for name, array in found.write("m", weight).items():
+        np.testing.assert_array_equal(array, tensors[name])
 
 
 def compressed_config(**changes: Any) -> dict[str, Any]:
