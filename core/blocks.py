@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from hasten.core.block_pool import BlockPool
 from hasten.core.kv_group import Holding, KVGroup
-from hasten.core.prefix_hash import BlockHash, block_hash, root_hash
+from hasten.core.prefix_hash import BlockHash, extend_chain, root_hash
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from hasten.core.request import Request, RequestId
     from hasten.kernels.backend import KVPlan
     from hasten.kernels.step import I32
+
+NAMED_AT_ONCE = 64
+"""Blocks hashed before the next look into the prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +104,8 @@ class BlockManager:
             KVGroup(BlockPool(count), table, plan.block_size, spec.window, max_chunk)
             for count, table, spec in zip(plan.num_blocks, self.tables, plan.groups, strict=True)
         )
-        # Groups without a window first: they bound the match before the others look.
-        self._match_order = sorted(self._groups, key=lambda group: group.window is not None)
+        self._unwindowed = [group for group in self._groups if group.window is None]
+        self._windowed = [group for group in self._groups if group.window is not None]
         self._rows = list(range(num_table_rows - 1, -1, -1))
         self._sequences: dict[RequestId, _Sequence] = {}
 
@@ -243,26 +246,42 @@ class BlockManager:
         if not self._uses_cache(request):
             return 0, None
 
-        def hash_at(idx: int) -> BlockHash:
-            return self._hash_at(request, idx)
-
         limit = count = (request.num_tokens - 1) // self.block_size
+        if self._unwindowed:
+            count = self._match_unwindowed(request, limit)
+        else:
+            self._name_blocks(request, limit)
         # What a window needs does not grow evenly with the length: all must agree on one length.
         settled = -1
         while settled != count:
             settled = count
-            for group in self._match_order:
-                count = group.match(hash_at, count)
-        return count, hash_at(count) if count < limit else None
+            for group in self._windowed:
+                count = group.match_readable(request.block_hashes, count)
+        return count, request.block_hashes[count] if count < limit else None
 
-    def _hash_at(self, request: Request, idx: int) -> BlockHash:
-        chain, size = request.block_hashes, self.block_size
-        while len(chain) <= idx:
-            parent = chain[-1] if chain else self._root
-            start = len(chain) * size
-            tokens = request.token_ids[start : start + size]
-            chain.append(block_hash(parent, tokens, request.cache_extra))
-        return chain[idx]
+    def _match_unwindowed(self, request: Request, limit: int) -> int:
+        """How many leading blocks all groups without a window have.
+
+        Blocks are named a few at a time: most prompts match little, and those that match nothing
+        had better be named chunk by chunk while they are computed.
+        """
+        count, end = 0, min(limit, NAMED_AT_ONCE)
+        while count < end:
+            self._name_blocks(request, end)
+            chain = request.block_hashes
+            count = min(group.match_all(chain, count, end) for group in self._unwindowed)
+            end = min(limit, count + NAMED_AT_ONCE) if count == end else count
+        return count
+
+    def _name_blocks(self, request: Request, num_blocks: int) -> None:
+        extend_chain(
+            request.block_hashes,
+            num_blocks,
+            request.token_ids,
+            self.block_size,
+            root=self._root,
+            extra=request.cache_extra,
+        )
 
     def publish(self, request: Request) -> None:
         """Let others match the request's blocks whose tokens are all computed and accepted."""
@@ -270,8 +289,9 @@ class BlockManager:
             return
         sequence = self._sequences[request.request_id]
         num_full = request.num_computed_tokens // self.block_size
+        self._name_blocks(request, num_full)
         for idx in range(sequence.num_published, num_full):
-            content = self._hash_at(request, idx)
+            content = request.block_hashes[idx]
             for group, holding in zip(self._groups, sequence.held, strict=True):
                 if idx >= holding.num_behind:
                     group.pool.publish(holding.blocks[idx], content)
@@ -413,9 +433,10 @@ class BlockManager:
         blocks = sequence.held[group_id].blocks
         assert len(blocks) * self.block_size == sequence.num_slots, f"{request.request_id}: slots"
         tail = request.num_computed_tokens // self.block_size
+        self._name_blocks(request, tail)
         for idx in range(sequence.held[group_id].num_behind, min(tail, len(blocks))):
             name = pool.hash_of(blocks[idx])
-            assert name is None or name == self._hash_at(request, idx), "a block has a wrong name"
+            assert name in {None, request.block_hashes[idx]}, f"block {blocks[idx]}: wrong name"
             read.add(blocks[idx])
         for block in blocks[tail + sequence.is_tail_forked :]:
             assert pool.hash_of(block) is None, f"block {block} is written and cached"

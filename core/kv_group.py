@@ -21,7 +21,7 @@ from hasten.core.block_pool import NULL_BLOCK, BlockPool
 from hasten.core.plan import BlockCopy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from hasten.core.prefix_hash import BlockHash
     from hasten.kernels.step import I32
@@ -72,21 +72,23 @@ class KVGroup:
 
     # The prefix cache
 
-    def match(self, hash_at: Callable[[int], BlockHash], limit: int) -> int:
+    def match_all(self, chain: list[BlockHash], begin: int, end: int) -> int:
+        """How many leading blocks are cached, the first `begin` being so, looking up to `end`."""
+        cached_block = self.pool.cached_block
+        for idx in range(begin, end):
+            if cached_block(chain[idx]) is None:
+                return idx
+        return end
+
+    def match_readable(self, chain: list[BlockHash], limit: int) -> int:
         """The most leading blocks, up to `limit`, after which a request could go on here.
 
-        A windowed group needs only the last of them, as far as the window reaches back.
+        Only the last of them have to be cached, as far as the window reaches back.
         """
-        cached_block = self.pool.cached_block
-        if self.window is None:
-            for idx in range(limit):
-                if cached_block(hash_at(idx)) is None:
-                    return idx
-            return limit
         count = idx = limit
         while idx > self.first_readable(count * self.block_size):
             idx -= 1
-            if cached_block(hash_at(idx)) is None:
+            if self.pool.cached_block(chain[idx]) is None:
                 count = idx
         return count
 

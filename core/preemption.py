@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 AFFORDABLE_SHARE = 0.08
-GROWTH = 1.5
+GROWTH = 2.0
 SHRINK = 0.95
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 class Headroom:
     """Blocks that stay free for the running requests to grow when another one is let in.
 
-    One for each at least: whoever comes back must not displace those that run. A preemption adds a
-    half. It shrinks again once the tokens lost are paid for, each token computed paying for
+    One for each at least: whoever comes back must not displace those that run. A preemption
+    doubles it. It shrinks again once the tokens lost are paid for, each token computed paying for
     `AFFORDABLE_SHARE` of one. So recomputing stays a small share of all work, however long outputs
     get, and little concurrency is given up where they stay short.
     """

@@ -27,7 +27,23 @@ def root_hash(model: bytes, kv_format: bytes) -> BlockHash:
     return BlockHash(blake2b(length + model + kv_format, digest_size=HASH_BYTES).digest())
 
 
-def block_hash(parent: BlockHash, token_ids: list[int], extra: bytes) -> BlockHash:
-    """The name of the block that holds `token_ids` and follows the block named `parent`."""
-    tokens = array("i", token_ids).tobytes()
-    return BlockHash(blake2b(parent + tokens + extra, digest_size=HASH_BYTES).digest())
+def extend_chain(
+    chain: list[BlockHash],
+    num_blocks: int,
+    token_ids: list[int],
+    block_size: int,
+    *,
+    root: BlockHash,
+    extra: bytes,
+) -> None:
+    """Append to `chain` until it names the first `num_blocks` blocks of `token_ids`, all full."""
+    begin = len(chain)
+    if begin >= num_blocks:
+        return
+    parent = chain[-1] if chain else root
+    tokens = array("i", token_ids[begin * block_size : num_blocks * block_size])
+    data, block_bytes = tokens.tobytes(), block_size * tokens.itemsize
+    for offset in range(0, len(data), block_bytes):
+        content = parent + data[offset : offset + block_bytes] + extra
+        parent = BlockHash(blake2b(content, digest_size=HASH_BYTES).digest())
+        chain.append(parent)

@@ -195,7 +195,7 @@ class Simulation:
     def _compute(self, p: PlannedRequest) -> list[int]:
         """Write the KV of the planned tokens and return those that are kept."""
         request = self.scheduler.requests[p.request_id]
-        tokens = (request.token_ids + request.draft_token_ids)[p.start : p.start + p.num_tokens]
+        tokens = (request.token_ids[p.start :] + request.draft_token_ids)[: p.num_tokens]
         kvs = [0]
         for group_id, window in enumerate(self.setting.windows):
             first = 0 if window is None else max(0, p.start - window + 1)

@@ -6,7 +6,7 @@ import pytest
 from hasten.core.block_pool import BlockPool
 from hasten.core.blocks import BlockManager
 from hasten.core.plan import BlockCopy
-from hasten.core.prefix_hash import block_hash, root_hash
+from hasten.core.prefix_hash import BlockHash, extend_chain, root_hash
 from hasten.core.request import Request
 from hypothesis import given
 from hypothesis import strategies as st
@@ -111,8 +111,21 @@ def test_extras_and_roots_keep_caches_apart() -> None:
     assert blocks.quote(salted).num_shared_tokens == 0
     assert root_hash(b"m", b"bf16") != root_hash(b"m", b"fp8")
     assert root_hash(b"ab", b"c") != root_hash(b"a", b"bc")
+
+
+def test_a_chain_grows_by_whole_blocks() -> None:
     root = root_hash(b"m", b"bf16")
-    assert block_hash(root, [1, 2], b"") != block_hash(root, [2, 1], b"")
+    at_once: list[BlockHash] = []
+    extend_chain(at_once, 4, list(range(19)), SIZE, root=root, extra=b"")
+    piecewise: list[BlockHash] = []
+    for count in (1, 1, 3, 4):
+        extend_chain(piecewise, count, list(range(19)), SIZE, root=root, extra=b"")
+        assert len(piecewise) == count
+    assert piecewise == at_once
+    assert len(set(at_once)) == 4
+    other: list[BlockHash] = []
+    extend_chain(other, 4, [1, 0, *range(2, 19)], SIZE, root=root, extra=b"")
+    assert not set(other) & set(at_once), "a change at the start renames all that follows"
 
 
 def test_prefixes_survive_longest_and_the_oldest_use_goes_first() -> None:

@@ -41,12 +41,12 @@ KINDS = {
 
 
 def serve(kind: str, seed: int, num_blocks: int) -> Simulation:
-    """64 requests at once, up to 32 running, in `num_blocks` of 16 tokens."""
+    """48 requests at once, up to 24 running, in `num_blocks` of 16 tokens."""
     rng = random.Random(seed)
     setting = Setting(
         num_blocks=num_blocks,
         block_size=16,
-        max_num_seqs=32,
+        max_num_seqs=24,
         max_num_batched_tokens=512,
         max_model_len=800,
         stop_every=LONG_RUN,
@@ -54,7 +54,7 @@ def serve(kind: str, seed: int, num_blocks: int) -> Simulation:
     )
     simulation = Simulation(setting, rng)
     prompt_lens, output_lens = KINDS[kind]
-    for arrival in range(64):
+    for arrival in range(48):
         prompt = tuple(rng.randrange(1000) for _ in range(rng.randrange(*prompt_lens)))
         simulation.add(make_request(f"r{arrival}", prompt, rng.randrange(*output_lens), arrival))
     while simulation.step():
