@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 TILE_LEN = 64
 """Positions per tile of the cache."""
-ROW_TILE = 16
+ROW_TILE = 4
 """Rows of a product (query tokens x heads of a group) come in multiples of this."""
-MANY_ROWS = 128
-"""Rows per unit where a request has many queries."""
+FEW_ROWS, MANY_ROWS = 16, 128
+"""Most rows per unit, for requests with so few queries that they fit in one, and for others."""
 MAX_ITEM_ROWS = 1 << 14
 """Rows x KV heads of the items multiplied at once: bounds the memory of a long prefill."""
 
@@ -112,7 +112,7 @@ class AttentionPlanner:
     def plan(self, batch: StepBatch) -> tuple[UnitBatch, ...]:
         """The unit batches that cover all tokens of the step, each token once."""
         query_lens = np.diff(batch.query_starts).astype(np.int64)
-        few = ROW_TILE // self._geometry.group_size
+        few = FEW_ROWS // self._geometry.group_size
         many = max(1, MANY_ROWS // self._geometry.group_size)
         batches: list[UnitBatch] = []
         for chosen, most in ((query_lens <= few, few), (query_lens > few, many)):

@@ -36,7 +36,7 @@ TORCH_DTYPES = {
     DType.I32: torch.int32,
 }
 
-MIN_ROWS = 16
+MIN_ROWS = 4
 """Buffers have at least this many rows, so that products may run over padding (see `linear`)."""
 
 Kernel = Callable[[], None]

@@ -62,7 +62,8 @@ class ReferenceKVCache:
         tensors = [data[layer.layer_idx].flatten(0, 1) for data in self._groups[layer.group_id]]
         if len(tensors) == 1:
             return _PlainLayer(tensors[0])
-        return _Fp8Layer(*tensors, scales)
+        codes, code_scales = tensors
+        return _Fp8Layer(codes, code_scales, scales)
 
     def copy_blocks(self, batch: StepBatch) -> None:
         """Carry out the block copies of every group, in order."""

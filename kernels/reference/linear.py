@@ -7,9 +7,9 @@ A row's bits must not depend on how many rows run with it. What was measured (to
   wherever it stands, at any number of threads, from 2 rows up in fp32 and from 1 in bf16;
 - MKL's (what `F.linear` calls for fp32) does not: few rows per thread take another kernel.
 
-So few rows are computed together with undefined ones up to `MIN_ROWS`, by oneDNN where it is.
-Elsewhere rows are padded to a multiple of `MIN_ROWS`, which is as near as plain torch comes;
-`hasten check` tells whether it holds on the machine at hand.
+So fewer rows than `MIN_ROWS` are computed together with undefined ones, by oneDNN where it is
+(4 rows cost it no more than 1). Elsewhere rows are padded to a multiple of `PADDED_ROWS`, which is
+as near as plain torch comes; `hasten check` tells whether it holds on the machine at hand.
 
 A product is computed in the wider of its input's and output's dtype: fp32 logits from bf16 rows
 are not rounded to bf16 on the way.
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from hasten.kernels.program import WeightName
     from hasten.kernels.reference.binding import Binder, Kernel
     from hasten.kernels.weights import Weight
+
+PADDED_ROWS = 16
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 """x [num_rows, in] to x @ W^T + bias [num_rows, out], where num_rows is at least MIN_ROWS."""
@@ -130,7 +132,7 @@ def _packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
 
 def _padded(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
     def product(x: torch.Tensor) -> torch.Tensor:
-        missing = -len(x) % MIN_ROWS
+        missing = -len(x) % PADDED_ROWS
         return F.linear(F.pad(x, (0, 0, 0, missing)), weight, bias)[: len(x)]
 
     return product

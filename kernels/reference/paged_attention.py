@@ -11,8 +11,9 @@ so many lie next to each other and are added in one operation:
     unit 2 |tile 0|                              tile 2 of unit  0
 
 A row's result is a function of its own query and of the positions it sees: a tile has one shape
-however much of it is visible, hidden scores weigh exactly zero, and the rows of a product are
-padded to a multiple of `ROW_TILE`, for fewer take other paths through MKL, with other bits.
+however much of it is visible, hidden scores weigh exactly zero, and products take the one path
+through MKL that was measured to treat all rows alike (torch 2.13, 1 to 8 threads): several
+matrices at once, of a multiple of `ROW_TILE` rows. Fewer rows, and matrices alone, have other bits.
 
 Not here: the geometry of a step (`attention_plan`).
 """
@@ -83,7 +84,7 @@ class _Attend:
         if self._sinks is not None:
             total += (sinks - peak).exp_()
         mixed = units.reduce(
-            torch.bmm(weights.flatten(0, 1), values).view(*weights.shape[:-1], -1), torch.add
+            _products(weights.flatten(0, 1), values).view(*weights.shape[:-1], -1), torch.add
         )
         return self._unpack(mixed.div_(total.unsqueeze(-1)), units)
 
@@ -109,7 +110,7 @@ class _Attend:
         return packed.mul_(self._scale)
 
     def _scores(self, packed: torch.Tensor, keys: torch.Tensor, units: UnitBatch) -> torch.Tensor:
-        scores = torch.bmm(units.spread(packed).flatten(0, 1), keys.transpose(1, 2))
+        scores = _products(units.spread(packed).flatten(0, 1), keys.transpose(1, 2))
         scores = self._cap(scores).view(len(units.hidden), self._num_kv_heads, units.num_rows, -1)
         return scores.masked_fill_(units.hidden, -torch.inf)
 
@@ -126,6 +127,13 @@ class _Attend:
         shape = (*used.shape[:2], units.tokens_per_unit, units.group_size, self._head_size)
         by_token = used.view(shape).transpose(1, 2)
         return by_token.flatten(0, 1).flatten(1).index_select(0, units.valid)
+
+
+def _products(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Batched products, never of one pair alone: MKL would cut that one among its threads."""
+    if len(left) > 1:
+        return torch.bmm(left, right)
+    return torch.bmm(left.expand(2, -1, -1), right.expand(2, -1, -1))[:1]
 
 
 def _soft_cap(softcap: float | None) -> Callable[[torch.Tensor], torch.Tensor]:
