@@ -11,12 +11,14 @@ import gc
 import hashlib
 import json
 import logging
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+import numpy as np
 from hasten.core.blocks import BlockManager
 from hasten.core.engine import Engine, EngineParts
 from hasten.core.host import available_memory_bytes
@@ -24,6 +26,7 @@ from hasten.core.latency import ItlBudget, StepTimeModel
 from hasten.core.loading import load_model
 from hasten.core.memory import GroupSize, MemoryDemand, MemoryPlan, activation_bytes, plan_memory
 from hasten.core.messages import EngineReady
+from hasten.core.models.kv_probe import NUM_PROBE_TOKENS, probe_kv
 from hasten.core.options import ConfigurationError
 from hasten.core.policy import queue_policy
 from hasten.core.prefix_hash import root_hash
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hasten.core.loading import LoadedModel
+    from hasten.core.models import KVFormat
     from hasten.core.options import EngineOptions
     from hasten.core.protocols import Executor, Proposer
     from hasten.kernels.backend import Backend
@@ -81,16 +85,21 @@ class ModelBinding:
     model: LoadedModel
     backend: Backend
     activation_dtype: DType
-    kv_dtype: DType
+    kv_format: KVFormat
     program: Program
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def resolve(cls, model: LoadedModel, backend: Backend, options: EngineOptions) -> ModelBinding:
         """Settle what `auto` means. Raises ConfigurationError for dtypes that do not exist here."""
         activations = _activation_dtype(options, backend)
         kv_dtype = _kv_dtype(options, backend, activations)
-        program = model.build_program(activations, kv_dtype)
-        return cls(model, backend, activations, kv_dtype, program)
+        kv_format = model.kv_format(kv_dtype)
+        notes: tuple[str, ...] = ()
+        if kv_dtype is DType.FP8_E4M3:
+            kv_format, notes = _probe_fp8_cache(model, backend, activations)
+        program = model.build_program(activations, kv_format)
+        return cls(model, backend, activations, kv_format, program, notes)
 
     def identity(self) -> dict[str, str]:
         """Everything about it that may change a result."""
@@ -98,7 +107,7 @@ class ModelBinding:
             "weights": self.model.content_hash,
             "kernels": self.backend.name,
             "activations": self.activation_dtype.value,
-            "kv_cache": self.kv_dtype.value,
+            "kv_cache": self.kv_format.key,
         }
 
 
@@ -116,7 +125,11 @@ def build_engine(
     phases = Phases()
     with phases.timed("load"):
         backend = get_backend(options.execution.kernels, options.execution.num_threads)
-        model = load_model(options.model.model, quantization=options.model.quantization)
+        model = load_model(
+            options.model.model,
+            quantization=options.model.quantization,
+            quantize_lm_head=options.model.quantize_lm_head,
+        )
         binding = ModelBinding.resolve(model, backend, options)
     plan = settle_memory(binding, options)
     capacity = step_capacity(options, plan.max_model_len)
@@ -128,7 +141,7 @@ def build_engine(
     parts = assemble(binding, executor, plan, options, step_times)
     parts.proposer = proposer
     report(f"{parts.ready.model_name}: {describe(binding)}")
-    for line in (*plan.lines(), phases.line()):
+    for line in (*binding.notes, *plan.lines(), phases.line()):
         report(line)
     engine = Engine(parts)
     # What exists now lives as long as the engine: collections, which stop every stream for as
@@ -211,8 +224,16 @@ def describe(binding: ModelBinding) -> str:
     """One line on what computes."""
     return (
         f"kernels {binding.backend.name}, activations {binding.activation_dtype.value}, "
-        f"KV cache {binding.kv_dtype.value}"
+        f"KV cache {_kv_names(binding.kv_format)}"
     )
+
+
+def _kv_names(kv_format: KVFormat) -> str:
+    """The dtype, or each of them with the number of layers that it has."""
+    counts = Counter(kv_format.dtypes)
+    if len(counts) == 1:
+        return kv_format.dtypes[0].value
+    return ", ".join(f"{dtype.value} in {count} layers" for dtype, count in counts.items())
 
 
 def config_hash(binding: ModelBinding, options: EngineOptions) -> str:
@@ -275,3 +296,19 @@ def _kv_dtype(options: EngineOptions, backend: Backend, activations: DType) -> D
             f"supported: auto, {', '.join(supported)}"
         )
     return wanted
+
+
+def _probe_fp8_cache(
+    model: LoadedModel, backend: Backend, activations: DType
+) -> tuple[KVFormat, tuple[str, ...]]:
+    """An fp8 cache for the layers that bear it, a plain one for the others, and what to report.
+
+    Probed on pseudo-random tokens: `core` knows no tokeniser, and the errors are those of text
+    (docs/quantisation.md).
+    """
+    wanted = model.kv_format(DType.FP8_E4M3)
+    program = model.build_program(activations, activations)
+    rng = np.random.default_rng(0)
+    token_ids = rng.integers(0, program.vocab_size, NUM_PROBE_TOKENS).tolist()
+    probe = probe_kv(program, model.weights, backend, token_ids, wanted)
+    return probe.format(wanted, activations), tuple(probe.lines())

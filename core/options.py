@@ -36,7 +36,10 @@ class ModelOptions:
     chat_template: str | None = option(None, "file with a Jinja chat template, if not the model's")
     served_model_name: str | None = option(None, "name that clients use, if not the model's")
     dtype: str = option("auto", "dtype of activations", ("auto", "bfloat16", "float32"))
-    quantization: str | None = option(None, "quantise the weights at load time")
+    quantization: str | None = option(None, "quantise the weights at load time: fp8, int4 or int8")
+    quantize_lm_head: bool = option(
+        False, "with --quantization: the head too, and the embedding where it is tied to it"
+    )
     max_model_len: int | None = option(None, "longest prompt plus output, in tokens")
     seed: int | None = option(None, "seed from which requests without a seed get theirs")
 
@@ -98,7 +101,7 @@ class SchedulerOptions:
 class ExecutionOptions:
     """What computes."""
 
-    kernels: str = option("auto", "backend of the ops", ("auto", "reference"))
+    kernels: str = option("auto", "backend of the ops", ("auto", "cpu", "reference"))
     num_threads: int | None = option(None, "CPU threads; default: the cores of this machine")
     tensor_parallel_size: int = option(1, "devices that share each layer")
 

@@ -74,7 +74,11 @@ class EngineTarget:
     def __init__(self, options: EngineOptions, damage: Damage = SOUND) -> None:
         """Load and compile. Raises what building an engine raises."""
         backend = get_backend(options.execution.kernels, options.execution.num_threads)
-        model = load_model(options.model.model, quantization=options.model.quantization)
+        model = load_model(
+            options.model.model,
+            quantization=options.model.quantization,
+            quantize_lm_head=options.model.quantize_lm_head,
+        )
         self._binding = damage.binding(ModelBinding.resolve(model, backend, options))
         self._options = options
         self._plan = settle_memory(self._binding, options)

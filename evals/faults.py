@@ -142,7 +142,7 @@ def _with_config(binding: ModelBinding, **changed: Any) -> ModelBinding:
     """The same weights under a changed configuration, and its program."""
     info = binding.model.info
     model = replace(binding.model, info=replace(info, config=replace(info.config, **changed)))
-    program = model.build_program(binding.activation_dtype, binding.kv_dtype)
+    program = model.build_program(binding.activation_dtype, binding.kv_format)
     return replace(binding, model=model, program=program)
 
 
