@@ -44,7 +44,7 @@ RUNNING = RequestStatus.RUNNING
 
 
 @dataclass(slots=True, eq=False)
-class _Draft:
+class _Step:
     """A step while it is being planned."""
 
     num_tokens_left: int
@@ -163,12 +163,12 @@ class Scheduler:
         """
         if not self.requests:
             return None
-        draft = _Draft(self._max_num_tokens)
-        self._plan_running(draft)
-        if not draft.preempted:
-            self._plan_waiting(draft)
-            self._top_up(draft)
-        planned = self._planned_requests(draft)
+        step = _Step(self._max_num_tokens)
+        self._plan_running(step)
+        if not step.preempted:
+            self._plan_waiting(step)
+            self._top_up(step)
+        planned = self._planned_requests(step)
         if not planned:
             # The oldest can always run: all others are its victims or have blocks reserved.
             assert not self.running, "requests run but none can compute a token"
@@ -178,10 +178,10 @@ class Scheduler:
             self._step_idx - 1,
             tuple(planned),
             self._blocks.take_copies(),
-            tuple(draft.preempted),
+            tuple(step.preempted),
         )
 
-    def _plan_running(self, draft: _Draft) -> None:
+    def _plan_running(self, step: _Step) -> None:
         """Everybody's next token comes before anybody's chunk, so a long prompt stalls no one."""
         extend = self._blocks.extend
         behind: list[Request] = []
@@ -195,22 +195,21 @@ class Scheduler:
             if request.status is not RUNNING:
                 continue
             if not (
-                extend(request.request_id, num_tokens)
-                or self._make_room(draft, request, num_tokens)
+                extend(request.request_id, num_tokens) or self._make_room(step, request, num_tokens)
             ):
                 continue
             num_drafts = 0
             if request.draft_token_ids:
                 num_drafts = self._num_drafts(request, num_spare)
                 num_spare -= num_drafts
-            draft.caught_up.append((request, num_drafts))
-            draft.num_tokens_left -= 1 + num_drafts
-        self._plan_behind(draft, behind)
+            step.caught_up.append((request, num_drafts))
+            step.num_tokens_left -= 1 + num_drafts
+        self._plan_behind(step, behind)
 
-    def _plan_behind(self, draft: _Draft, behind: list[Request]) -> None:
+    def _plan_behind(self, step: _Step, behind: list[Request]) -> None:
         for count, request in enumerate(behind, start=1):
             is_last = count == len(behind) and not self._queue
-            if request.status is RUNNING and not self._plan_chunk(draft, request, is_last):
+            if request.status is RUNNING and not self._plan_chunk(step, request, is_last):
                 return
 
     def _num_drafts(self, request: Request, num_spare: int) -> int:
@@ -218,41 +217,41 @@ class Scheduler:
         num_wanted = request.max_total_tokens - request.num_tokens - 1
         return max(0, min(len(request.draft_token_ids), num_spare, num_wanted))
 
-    def _plan_chunk(self, draft: _Draft, request: Request, is_last: bool) -> bool:
+    def _plan_chunk(self, step: _Step, request: Request, is_last: bool) -> bool:
         """Plan a chunk of a request that is behind; False when the step has no room for more.
 
         It leaves some room to those after it, unless it `is_last`.
         """
         num_wanted = request.num_tokens - request.num_computed_tokens
         if not is_last:
-            num_wanted = min(num_wanted, self._policy.max_chunk(draft.num_tokens_left))
-        num_tokens = self._max_chunk(draft, request.num_computed_tokens, num_wanted)
+            num_wanted = min(num_wanted, self._policy.max_chunk(step.num_tokens_left))
+        num_tokens = self._max_chunk(step, request.num_computed_tokens, num_wanted)
         end = request.num_computed_tokens + num_tokens
-        if num_tokens > 0 and self._make_room(draft, request, end):
-            draft.chunks.append((request, num_tokens))
-            draft.num_tokens_left -= num_tokens
+        if num_tokens > 0 and self._make_room(step, request, end):
+            step.chunks.append((request, num_tokens))
+            step.num_tokens_left -= num_tokens
         return num_tokens == num_wanted
 
-    def _top_up(self, draft: _Draft) -> None:
+    def _top_up(self, step: _Step) -> None:
         """Tokens that others could have used, but did not, go to the chunks that were cut."""
-        for idx, (request, num_tokens) in enumerate(draft.chunks):
+        for idx, (request, num_tokens) in enumerate(step.chunks):
             start = request.num_computed_tokens + num_tokens
-            num_more = self._max_chunk(draft, start, request.num_tokens - start)
+            num_more = self._max_chunk(step, start, request.num_tokens - start)
             if num_more > 0 and self._blocks.extend(request.request_id, start + num_more):
-                draft.chunks[idx] = (request, num_tokens + num_more)
-                draft.num_tokens_left -= num_more
+                step.chunks[idx] = (request, num_tokens + num_more)
+                step.num_tokens_left -= num_more
 
-    def _max_chunk(self, draft: _Draft, start: int, num_wanted: int) -> int:
-        num_tokens = min(num_wanted, draft.num_tokens_left)
-        if self._budget is None or not draft.caught_up or num_tokens <= 0:
+    def _max_chunk(self, step: _Step, start: int, num_wanted: int) -> int:
+        num_tokens = min(num_wanted, step.num_tokens_left)
+        if self._budget is None or not step.caught_up or num_tokens <= 0:
             return num_tokens
-        granted = self._budget.max_chunk(self._shape(draft), start, num_tokens)
+        granted = self._budget.max_chunk(self._shape(step), start, num_tokens)
         if granted < num_tokens:
-            draft.num_tokens_left = granted
+            step.num_tokens_left = granted
         return granted
 
-    def _plan_waiting(self, draft: _Draft) -> None:
-        while draft.num_tokens_left > 0 and len(self.running) < self._max_num_seqs:
+    def _plan_waiting(self, step: _Step) -> None:
+        while step.num_tokens_left > 0 and len(self.running) < self._max_num_seqs:
             request = self._queue.head()
             if request is None:
                 return
@@ -260,7 +259,7 @@ class Scheduler:
             if quote is None:
                 return
             self._admit(request, quote)
-            if not self._plan_chunk(draft, request, is_last=not self._queue):
+            if not self._plan_chunk(step, request, is_last=not self._queue):
                 return
 
     def _quote_if_fits(self, request: Request) -> AdmissionQuote | None:
@@ -296,15 +295,15 @@ class Scheduler:
             request.num_cached_tokens = quote.num_shared_tokens
             self.num_cached_tokens += quote.num_shared_tokens
 
-    def _planned_requests(self, draft: _Draft) -> list[PlannedRequest]:
+    def _planned_requests(self, step: _Step) -> list[PlannedRequest]:
         """The plan's entries, without those preempted since they were planned."""
         planned = []
-        for request, num_wanted in draft.caught_up:
+        for request, num_wanted in step.caught_up:
             if request.status is RUNNING:
                 fits = self._fit_drafts(request, num_wanted) if request.draft_token_ids else 0
                 start = request.num_computed_tokens
                 planned.append(PlannedRequest(request.request_id, start, 1 + fits, fits, 1 + fits))
-        for request, num_tokens in draft.chunks:
+        for request, num_tokens in step.chunks:
             if request.status is RUNNING:
                 planned.append(self._planned_chunk(request, num_tokens))
         return planned
@@ -324,29 +323,29 @@ class Scheduler:
         del request.draft_token_ids[end - num_tokens :]
         return end - num_tokens
 
-    def _shape(self, draft: _Draft) -> StepShape:
+    def _shape(self, step: _Step) -> StepShape:
         shape = EMPTY_STEP
-        for request, num_drafts in draft.caught_up:
+        for request, num_drafts in step.caught_up:
             num_tokens = 1 + num_drafts
             shape = shape.with_chunk(request.num_computed_tokens, num_tokens, num_tokens)
-        for request, num_tokens in draft.chunks:
+        for request, num_tokens in step.chunks:
             shape = shape.with_chunk(request.num_computed_tokens, num_tokens, 1)
         return shape
 
     # Preemption -----------------------------------------------------------------------------
 
-    def _make_room(self, draft: _Draft, request: Request, end: int) -> bool:
+    def _make_room(self, step: _Step, request: Request, end: int) -> bool:
         """Preempt others until `request` can grow; False when it has to sit this step out."""
         while not self._blocks.extend(request.request_id, end):
             victim = choose_victim(request, self.running, self._policy, self._blocks)
             if victim is None:
                 return False
-            self._preempt(draft, victim)
+            self._preempt(step, victim)
             if victim is request:
                 return False
         return True
 
-    def _preempt(self, draft: _Draft, victim: Request) -> None:
+    def _preempt(self, step: _Step, victim: Request) -> None:
         """Take the victim's blocks and let it wait in its old place."""
         self._headroom.note_preemption(victim.num_computed_tokens)
         self._blocks.free(victim.request_id)
@@ -362,7 +361,7 @@ class Scheduler:
         self._queue.push(victim)
         self._release_followers(victim)
         self.num_preemptions += 1
-        draft.preempted.append(victim.request_id)
+        step.preempted.append(victim.request_id)
 
     # After the step -------------------------------------------------------------------------
 
