@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hasten.kernels.step import StepBatch, StepResult
     from hasten.kernels.weights import Weight
 
-BACKENDS = ("reference",)
+BACKENDS = ("cpu", "reference")
 
 
 class UnsupportedOpError(ValueError):
@@ -96,13 +96,30 @@ class Backend(Protocol):
         ...
 
 
+def available_backends() -> tuple[str, ...]:
+    """Those of `BACKENDS` that this installation can run, the fastest first."""
+    from hasten.kernels.cpu import why_unavailable
+
+    return BACKENDS if why_unavailable() is None else ("reference",)
+
+
 def get_backend(name: str, num_threads: int | None = None) -> Backend:
     """The backend called `name`; "auto" is the fastest that works here.
 
     `num_threads` bounds the CPU threads it computes with (default: its own choice); results do
-    not depend on it. Raises ValueError naming the backends that exist.
+    not depend on it. Raises ValueError naming the backends that exist, or saying why one cannot
+    run here.
     """
-    if name in ("auto", "reference"):
+    if name == "auto":
+        name = available_backends()[0]
+    if name == "cpu":
+        from hasten.kernels.cpu import CpuBackend, why_unavailable
+
+        reason = why_unavailable()
+        if reason is not None:
+            raise ValueError(f"kernels 'cpu' cannot run here: {reason}")
+        return CpuBackend(num_threads)
+    if name == "reference":
         from hasten.kernels.reference import ReferenceBackend
 
         return ReferenceBackend(num_threads)

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from hasten.kernels import ops
 from hasten.kernels.backend import UnsupportedOpError
-from hasten.kernels.cpu.lowering import Lowering
-from hasten.kernels.cpu.packing import GROUP, integer_format
+from hasten.kernels.cpu.lowering import Lowering, parts_of, weight_format
+from hasten.kernels.cpu.packing import GROUP, INPUT_FORMS, integer_format
 from hasten.kernels.dtypes import DType
 from hasten.kernels.step import MAX_LOGPROBS, StepResult
 from hasten.kernels.weights import StackedWeight
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import numpy.typing as npt
-    from hasten.kernels.backend import KVPlan
+    from hasten.kernels.backend import KVCache, KVPlan
     from hasten.kernels.cpu import _native
     from hasten.kernels.ops import Op
     from hasten.kernels.program import Capacity, KVGroupSpec, Program, WeightName
@@ -49,7 +49,7 @@ class LinearInputs(enum.StrEnum):
     BF16 = "bfloat16"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CpuKVCache:
     """One array per group, laid out as native/ops.h `KVGroup` says; zero at first."""
 
@@ -84,6 +84,24 @@ class CpuBackend:
     def activation_dtypes(self) -> tuple[DType, ...]:
         return DType.BF16, DType.F32
 
+    @property
+    def kv_dtypes(self) -> tuple[DType, ...]:
+        return DType.BF16, DType.F32
+
+    def describe(self, op: Op, weights: Mapping[WeightName, Weight]) -> str:
+        """The instruction set, and for a linear what it multiplies."""
+        if not isinstance(op, ops.Linear):
+            return f"cpu ({self.isa})"
+        wants_int8 = self.linear_inputs is LinearInputs.INT8
+        formats = [
+            weight_format(part, op.x, wants_int8=wants_int8)
+            for part in parts_of(weights[op.weight])
+        ]
+        products = " | ".join(
+            f"{found.name.lower()} x {INPUT_FORMS[found].name}".lower() for found in formats
+        )
+        return f"cpu ({self.isa}, {products})"
+
     def supports(self, op: Op, weights: Mapping[WeightName, Weight]) -> str | None:
         if isinstance(op, ops.PagedAttention):
             return _why_not_attention(op)
@@ -115,9 +133,11 @@ class CpuBackend:
         self,
         program: Program,
         weights: Mapping[WeightName, Weight],
-        kv_cache: CpuKVCache,
+        kv_cache: KVCache,
         capacity: Capacity,
     ) -> CpuExecutable:
+        if not isinstance(kv_cache, CpuKVCache):
+            raise TypeError("the KV cache was not allocated by the cpu backend")
         for op in program.ops:
             reason = self.supports(op, weights)
             if reason is not None:

@@ -288,7 +288,7 @@ struct LinearTile {
 };
 
 inline void linear(const LinearOp& op, const Step&, const Share& share) {
-  constexpr int kChunkRows = 32 * kRowTile;
+  constexpr int kChunkRows = 64 * kRowTile;
   const int rows = share.num_rows;
   const int per_output = op.activation == Activation::kNone ? 1 : 2;
   const int tiles = op.weight.tiles() / per_output;

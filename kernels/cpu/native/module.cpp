@@ -129,7 +129,6 @@ class BoundProgram {
   }
 
   void embed(const Packed& table, float scale, int out, unsigned forms) {
-    require(table.weight.rows >= program_.vocab_size(), "the table is shorter than the vocabulary");
     EmbedOp op;
     op.table = keep(table);
     op.scale = scale;

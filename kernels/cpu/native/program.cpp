@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <new>
 #include <stdexcept>
 
@@ -107,6 +108,7 @@ Program::Program(const std::string& isa, int num_threads, Capacity capacity, int
       capacity_(capacity),
       vocab_size_(vocab_size),
       kv_(std::move(kv)),
+      num_embeddings_(std::numeric_limits<int>::max()),
       team_(num_threads) {
   require(kv_.size() <= kMaxGroups, "too many KV groups");
   // A row of adjusted logits, its candidates and their ids, or anything an op declares it needs.
@@ -137,6 +139,11 @@ size_t Program::num_bytes() const {
   for (const auto& memory : memory_) total += memory->size();
   for (const auto& memory : scratch_) total += memory->size();
   return total;
+}
+
+void Program::add(const EmbedOp& op) {
+  num_embeddings_ = std::min(num_embeddings_, op.table.rows);
+  append(op, kernels_.embed);
 }
 
 void Program::add(const RopeStoreOp& op) {
@@ -172,17 +179,17 @@ void Program::add(SampleOp op) {
 }
 
 void Program::check(const Step& step) const {
-  require(step.num_tokens >= 1 && step.num_tokens <= capacity_.max_tokens,
-          "a step of " + std::to_string(step.num_tokens) + " tokens, compiled for 1 to " +
+  require(step.num_tokens <= capacity_.max_tokens,
+          "a step of " + std::to_string(step.num_tokens) + " tokens, compiled for " +
               std::to_string(capacity_.max_tokens));
-  require(step.num_requests >= 1 && step.num_requests <= capacity_.max_requests,
-          "a step of " + std::to_string(step.num_requests) + " requests, compiled for 1 to " +
+  require(step.num_requests <= capacity_.max_requests,
+          "a step of " + std::to_string(step.num_requests) + " requests, compiled for " +
               std::to_string(capacity_.max_requests));
   require(step.num_logit_rows <= step.num_tokens, "more logit rows than tokens");
   require(step.num_groups == static_cast<int>(kv_.size()),
           "the step has tables for " + std::to_string(step.num_groups) + " KV groups of " +
               std::to_string(kv_.size()));
-  require_range(step.token_ids, step.num_tokens, vocab_size_, "token_ids");
+  require_range(step.token_ids, step.num_tokens, num_embeddings_, "token_ids");
   require_range(step.positions, step.num_tokens, capacity_.max_model_len, "positions");
   require_range(step.logit_rows, step.num_logit_rows, step.num_tokens, "logit_rows");
   check_requests(step);
@@ -290,8 +297,9 @@ void Program::run(Step step) {
   step.kv = kv_.data();
   step.failed_row = &failed_row_;
   failed_row_.store(-1, std::memory_order_relaxed);
-  if (has_attention_) plan_attention(step);
   copy_blocks(step);
+  if (step.num_tokens == 0) return;
+  if (has_attention_) plan_attention(step);
   team_.run([&](int thread) { run_thread(step, thread); });
   const int failed = failed_row_.load(std::memory_order_relaxed);
   if (failed >= 0) {

@@ -54,7 +54,7 @@ class Program {
   const Buffer* add_buffer(int width, bool has_logit_rows, unsigned forms);
 
   // Ops after the first gather are the head, run once per slice of logit rows.
-  void add(const EmbedOp& op) { append(op, kernels_.embed); }
+  void add(const EmbedOp& op);
   void add(const RmsNormOp& op) { append(op, kernels_.rms_norm); }
   void add(const LinearOp& op) { append(op, kernels_.linear); }
   void add(const RopeStoreOp& op);
@@ -64,7 +64,7 @@ class Program {
   void add(const FormOp& op) { append(op, kernels_.form); }
   void add(SampleOp op);
 
-  // Computes one step. Throws std::invalid_argument when the step does not fit the capacities or
+  // Computes one step; one without tokens is no work. Throws std::invalid_argument when the step does not fit the capacities or
   // points outside its tables, std::domain_error when a logit is not a number.
   void run(Step step);
 
@@ -99,6 +99,7 @@ class Program {
   std::vector<Node> head_;
   bool has_head_ = false;
   bool has_attention_ = false;
+  int num_embeddings_;  // rows of the smallest table that token ids index
   int max_kv_heads_ = 1;
   size_t max_row_floats_ = 0;  // of the partial results of one token, all heads
   std::vector<AttentionTask> tasks_;

@@ -11,17 +11,17 @@ HASTEN_INLINE void rotate(float* head, const float* cos, const float* sin, int h
   });
 }
 
-HASTEN_INLINE uint16_t to_bf16(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return static_cast<uint16_t>((bits | 0x400000u) >> 16);
-  return static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
+// A head in bfloat16; the last vector is rounded with zeros behind it.
+HASTEN_INLINE void head_to_bf16(const float* head, int size, uint16_t* to) {
+  for_vectors(size, [&](int i, int count) { store_bf16(to + i, load_upto(head + i, count)); });
 }
 
 HASTEN_INLINE void store_k(uint8_t* tile, int token, const float* k, int size, bool is_bf16) {
   if (is_bf16) {
-    auto* to = reinterpret_cast<uint16_t*>(tile);
-    for (int d = 0; d < size; ++d) to[(d / 2 * kKVTile + token) * 2 + d % 2] = to_bf16(k[d]);
+    alignas(64) uint16_t halves[kMaxHeadSize];
+    head_to_bf16(k, size, halves);
+    auto* to = reinterpret_cast<uint32_t*>(tile) + token;
+    for (int d = 0; d < size; d += 2) std::memcpy(&to[d / 2 * kKVTile], halves + d, 4);
   } else {
     auto* to = reinterpret_cast<float*>(tile);
     for (int d = 0; d < size; ++d) to[d * kKVTile + token] = k[d];
@@ -31,8 +31,10 @@ HASTEN_INLINE void store_k(uint8_t* tile, int token, const float* k, int size, b
 HASTEN_INLINE void store_v(uint8_t* tile, int token, const float* v, int size, int padded,
                            bool is_bf16) {
   if (is_bf16) {
+    alignas(64) uint16_t halves[kMaxHeadSize];
+    head_to_bf16(v, size, halves);
     auto* to = reinterpret_cast<uint16_t*>(tile) + token / 2 * padded * 2 + token % 2;
-    for (int d = 0; d < size; ++d) to[2 * d] = to_bf16(v[d]);
+    for (int d = 0; d < size; ++d) to[2 * d] = halves[d];
   } else {
     std::memcpy(reinterpret_cast<float*>(tile) + token * padded, v,
                 sizeof(float) * static_cast<size_t>(size));

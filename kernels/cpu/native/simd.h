@@ -331,39 +331,49 @@ HASTEN_INLINE void store_i8(int8_t* p, I16x a) {
 
 #endif  // AVX-512 or not
 
-// Always in the same order, so that a row's result depends on the row alone.
+// Halves onto halves, always in the same order: a row's result depends on the row alone.
+#if defined(__AVX512F__)
+HASTEN_INLINE __m256 upper(__m512 a) {
+  return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a), 1));
+}
+HASTEN_INLINE float reduce_add(F16x a) {
+  const __m256 b = _mm256_add_ps(_mm512_castps512_ps256(a.v), upper(a.v));
+  const __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+  const __m128 d = _mm_add_ps(c, _mm_movehl_ps(c, c));
+  return _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)));
+}
+HASTEN_INLINE float reduce_max(F16x a) { return _mm512_reduce_max_ps(a.v); }
+HASTEN_INLINE int32_t reduce_imax(I16x a) { return _mm512_reduce_max_epi32(a.v); }
+HASTEN_INLINE int32_t reduce_iadd(I16x a) { return _mm512_reduce_add_epi32(a.v); }
+#else
+template <class T, class F>
+HASTEN_INLINE T reduce(T (&t)[kLanes], F&& join) {
+  for (int step = 8; step > 0; step /= 2) {
+    for (int i = 0; i < step; ++i) t[i] = join(t[i], t[i + step]);
+  }
+  return t[0];
+}
 HASTEN_INLINE float reduce_add(F16x a) {
   float t[kLanes];
   store(t, a);
-  for (int step = 8; step > 0; step /= 2) {
-    for (int i = 0; i < step; ++i) t[i] += t[i + step];
-  }
-  return t[0];
+  return reduce(t, [](float x, float y) { return x + y; });
 }
 HASTEN_INLINE float reduce_max(F16x a) {
   float t[kLanes];
   store(t, a);
-  for (int step = 8; step > 0; step /= 2) {
-    for (int i = 0; i < step; ++i) t[i] = t[i] > t[i + step] ? t[i] : t[i + step];
-  }
-  return t[0];
+  return reduce(t, [](float x, float y) { return x > y ? x : y; });
 }
 HASTEN_INLINE int32_t reduce_imax(I16x a) {
   int32_t t[kLanes];
   istore(t, a);
-  for (int step = 8; step > 0; step /= 2) {
-    for (int i = 0; i < step; ++i) t[i] = t[i] > t[i + step] ? t[i] : t[i + step];
-  }
-  return t[0];
+  return reduce(t, [](int32_t x, int32_t y) { return x > y ? x : y; });
 }
 HASTEN_INLINE int32_t reduce_iadd(I16x a) {
   int32_t t[kLanes];
   istore(t, a);
-  for (int step = 8; step > 0; step /= 2) {
-    for (int i = 0; i < step; ++i) t[i] += t[i + step];
-  }
-  return t[0];
+  return reduce(t, [](int32_t x, int32_t y) { return x + y; });
 }
+#endif
 HASTEN_INLINE I16x lane_ids() {
   static const int32_t ids[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   return iload(ids);
