@@ -59,9 +59,9 @@ class FullDistribution:
         """Logits [num_rows, vocab_size] for `token_ids` [num_rows]. Raises ValueError on NaN."""
         if not np.isfinite(logits).all():
             raise ValueError("the logits hold NaN or infinity")
-        shifted = logits - logits.max(axis=1, keepdims=True)
-        total = np.exp(shifted, dtype=np.float64).sum(axis=1, keepdims=True)
-        logprobs = (shifted - np.log(total)).astype(np.float32)
+        logprobs = logits - logits.max(axis=1, keepdims=True)
+        total = np.exp(logprobs).sum(axis=1, keepdims=True, dtype=np.float64)
+        logprobs -= np.log(total).astype(np.float32)
         return cls(np.asarray(token_ids, np.int32), logprobs)
 
     @property
@@ -108,8 +108,9 @@ def is_exact(baseline: Distribution, candidate: Distribution) -> bool:
 
 
 def _full_divergence(base: F32, cand: F32) -> F64:
-    terms = np.exp(base, dtype=np.float64) * (base.astype(np.float64) - cand)
-    return np.asarray(np.maximum(terms.sum(axis=1), 0.0), np.float64)
+    terms = np.exp(base)
+    terms *= base - cand
+    return np.asarray(np.maximum(terms.sum(axis=1, dtype=np.float64), 0.0), np.float64)
 
 
 def _known_to_both(baseline: Distribution, candidate: Distribution, row: int) -> tuple[F64, F64]:

@@ -50,6 +50,7 @@ class Change:
 
 def _changes() -> tuple[Change, ...]:
     return (
+        Change("reference kernels", harmful=False, flags="--kernels reference"),
         Change("fp32 activations", harmful=False, flags="--dtype float32"),
         Change("int8 weights", harmful=False, damage=Damage("int8 weights", binding=int8_weights)),
         Change(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 STRIDE = 64
-"""Positions are looked at in steps of this many tokens."""
+"""Positions are looked at in stretches of this many tokens; in eighths where texts are short."""
 GROWTH = 3.0
 """Damage that grows along the text reaches this multiple of what it is at the start."""
 
@@ -69,13 +69,13 @@ def _positions(record: Record) -> list[str]:
     for name, result in _results(record, TextResult):
         if f"{name}.kl_late" not in failed:
             continue
-        by_position = kl_by_position(result.windows)
+        stride, by_position = kl_by_position(result.windows)
         onset = _onset(by_position)
         if onset is not None:
             lines.append(
                 f"{name}: KL grows along the text, from {by_position[0]:.4f} at the start to "
-                f"{max(by_position):.4f}, {GROWTH:g}-fold from about position {onset}: look at "
-                "positions (rope), windows, and context that is cut off"
+                f"{max(by_position):.4f}, {GROWTH:g}-fold from about position {onset * stride}: "
+                "look at positions (rope), windows, and context that is cut off"
             )
     return lines
 
@@ -108,24 +108,23 @@ def _spread(record: Record) -> list[str]:
     return lines
 
 
-def kl_by_position(windows: Sequence[PairedWindow]) -> list[float]:
-    """Mean KL in each stretch of STRIDE positions, over the windows that reach it whole."""
+def kl_by_position(windows: Sequence[PairedWindow]) -> tuple[int, list[float]]:
+    """(stride, mean KL in each stretch of so many positions), over windows that reach it whole."""
     longest = max(len(window.kl) for window in windows)
+    stride = min(STRIDE, max(longest // 8, 1))
     means = []
-    for begin in range(0, longest, STRIDE):
-        values = [w.kl[begin : begin + STRIDE] for w in windows if len(w.kl) >= begin + STRIDE]
+    for begin in range(0, longest, stride):
+        values = [w.kl[begin : begin + stride] for w in windows if len(w.kl) >= begin + stride]
         if values:
             means.append(float(np.mean(np.concatenate(values))))
-    return means or [float(np.mean(np.concatenate([window.kl for window in windows])))]
+    return stride, means
 
 
 def _onset(by_position: Sequence[float]) -> int | None:
-    """The first position from which KL stays at a multiple of what it is at the start."""
+    """The first stretch from which KL stays at a multiple of what it is at the start."""
     high = GROWTH * by_position[0]
-    for i, _ in enumerate(by_position):
-        if i and all(value >= high for value in by_position[i:]):
-            return i * STRIDE
-    return None
+    stretches = range(1, len(by_position))
+    return next((i for i in stretches if min(by_position[i:]) >= high), None)
 
 
 def _results(record: Record, kind: type[T]) -> list[tuple[str, T]]:

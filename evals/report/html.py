@@ -17,7 +17,8 @@ from hasten.evals.blocks.generation import GenerationResult
 from hasten.evals.blocks.serving import ServingResult
 from hasten.evals.blocks.text import TextResult
 from hasten.evals.configuration import differences
-from hasten.evals.report.diagnosis import STRIDE, diagnose, kl_by_position
+from hasten.evals.gate import Verdict
+from hasten.evals.report.diagnosis import diagnose, kl_by_position
 from hasten.evals.report.plots import Line, interval, line_chart, pair_bars
 from hasten.evals.report.wording import amount, headline, meaning, number, outcome, power_line
 
@@ -64,11 +65,16 @@ def _header(record: Record) -> str:
 
 
 def _measures(record: Record) -> str:
-    rows = "".join(_measure_row(judgement, record) for judgement in record.judgements)
+    judged: list[str] = []
+    others: list[str] = []
+    for judgement in record.judgements:
+        rows = others if judgement.verdict is Verdict.INFORMATION else judged
+        rows.append(_measure_row(judgement, record))
     return (
         "<section><h2>Measures</h2><p>Each is a harm: more is worse. The bar spans the confidence "
         f"bounds ({1 - record.suite.alpha:.0%} each way), the dashed mark is the limit.</p>"
-        f'<div class="measures">{rows}</div></section>'
+        f"{''.join(judged)}<details><summary>{len(others)} more, without a limit</summary>"
+        f"{''.join(others)}</details></section>"
     )
 
 
@@ -115,8 +121,8 @@ def _token_plots(record: Record) -> list[str]:
     figures = []
     for block in record.blocks:
         if isinstance(block.result, TextResult | ChatResult):
-            kl = kl_by_position(block.result.windows)
-            xs = [STRIDE * (i + 0.5) for i in range(len(kl))]
+            stride, kl = kl_by_position(block.result.windows)
+            xs = [stride * (i + 0.5) for i in range(len(kl))]
             line = Line("mean KL", xs, kl, "candidate")
             limit = limits.get(f"{block.name}.kl_mean")
             title = f"KL by position: {block.name}"

@@ -41,11 +41,18 @@ class _Axis:
     def at(self, value: float) -> float:
         return self.begin + (self.end - self.begin) * min(value / self.high, 1.0)
 
+    @property
+    def step(self) -> float:
+        """A round distance of ticks, so that there are three to six."""
+        unit = 10.0 ** math.floor(math.log10(self.high / 3))
+        return unit * next(m for m in (1, 2, 5, 10) if self.high / (m * unit) <= 6)
+
+    @property
+    def decimals(self) -> int:
+        return max(0, -math.floor(math.log10(self.step) + 1e-9))
+
     def ticks(self) -> list[float]:
-        """Three to six round values from 0."""
-        step = 10.0 ** math.floor(math.log10(self.high / 3))
-        step *= next(m for m in (1, 2, 5, 10) if self.high / (m * step) <= 6)
-        return [i * step for i in range(int(self.high / step + 1e-9) + 1)]
+        return [i * self.step for i in range(int(self.high / self.step + 1e-9) + 1)]
 
 
 def line_chart(
@@ -83,7 +90,8 @@ def _grid(x: _Axis, y: _Axis, x_title: str, y_title: str) -> list[str]:
     for value in y.ticks():
         at = f"{y.at(value):.1f}"
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at}" y2="{at}"/>')
-        parts.append(f'<text x="{LEFT - 5}" y="{at}" dy="4" class="end">{number(value)}</text>')
+        label = f"{value:.{y.decimals}f}"
+        parts.append(f'<text x="{LEFT - 5}" y="{at}" dy="4" class="end">{label}</text>')
     for value in x.ticks():
         place = f'x="{x.at(value):.1f}" y="{HEIGHT - BOTTOM + 14}"'
         parts.append(f'<text {place} class="middle">{value:g}</text>')

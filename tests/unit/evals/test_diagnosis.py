@@ -50,7 +50,7 @@ def where(tmp_path: Path, candidate: FakeTarget) -> str:
 
 
 def test_growing_damage_points_at_positions(tmp_path: Path) -> None:
-    assert "from about position 64: look at positions" in where(tmp_path, WorseLater("cand"))
+    assert "from about position 80: look at positions" in where(tmp_path, WorseLater("cand"))
 
 
 def test_wrong_tokens_point_at_decoding(tmp_path: Path) -> None:
