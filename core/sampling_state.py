@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from hasten.core.params import GenerationParams
     from hasten.core.request import Request
@@ -59,9 +59,9 @@ class TokenCounts:
         return token_id in self._index
 
     def entries(self) -> Entries:
-        """A copy of the table as it stands."""
+        """The table as it stands; views, valid until the next change."""
         size = len(self._index)
-        return self._ids[:size].copy(), self._values[:size].copy()
+        return self._ids[:size], self._values[:size]
 
     def _reserve(self, size: int) -> None:
         if size > len(self._ids):
@@ -109,38 +109,53 @@ class RowEdits:
     def needed_by(params: GenerationParams) -> bool:
         return _has_penalties(params) or _has_bias(params)
 
-    def counts(self, drafts: Sequence[int]) -> Iterator[Entries | None]:
-        """Seen tokens for the row behind the accepted tokens, and behind each further draft."""
-        if self._counts is None:
-            yield from (None for _ in range(len(drafts) + 1))
-            return
-        self._count_accepted(self._counts)
-        yield self._counts.entries()
-        undo: list[tuple[int, bool]] = []
-        for token_id in drafts:
-            undo.append((token_id, token_id not in self._counts))
-            self._counts.push(token_id)
-            yield self._counts.entries()
-        for token_id, was_new in reversed(undo):
-            self._counts.pop(token_id, was_new=was_new)
+    def counts(self, drafts: Sequence[int]) -> list[Entries | None]:
+        """Seen tokens for the row behind the accepted tokens, and behind each further draft.
 
-    def bias(self, drafts: Sequence[int]) -> Iterator[Entries | None]:
+        The arrays are valid until the next call.
+        """
+        if self._counts is None:
+            return [None] * (len(drafts) + 1)
+        self._count_accepted(self._counts)
+        if not drafts:
+            return [self._counts.entries()]
+        return _counts_with_drafts(self._counts, drafts)
+
+    def bias(self, drafts: Sequence[int]) -> list[Entries | None]:
         """Added values for the same rows."""
         if self._bias is None:
-            yield from (None for _ in range(len(drafts) + 1))
-            return
+            return [None] * (len(drafts) + 1)
         tail_len = self._bias.tail_len
         tail = [*(self._request.token_ids[-tail_len:] if tail_len else ()), *drafts]
-        num_accepted = len(tail) - len(drafts)
-        for i in range(len(drafts) + 1):
-            num_output = self._request.num_output_tokens + i
-            yield self._bias.entries(tail[: num_accepted + i], num_output)
+        num_accepted, num_output = len(tail) - len(drafts), self._request.num_output_tokens
+        return [
+            self._bias.entries(tail[: num_accepted + i], num_output + i)
+            for i in range(len(drafts) + 1)
+        ]
 
     def _count_accepted(self, counts: TokenCounts) -> None:
         tokens = self._request.token_ids
         for i in range(self._num_counted, len(tokens)):
             counts.push(tokens[i])
         self._num_counted = len(tokens)
+
+
+def _counts_with_drafts(counts: TokenCounts, drafts: Sequence[int]) -> list[Entries | None]:
+    """Copies of the table before and after each draft; leaves it as it was."""
+    rows: list[Entries | None] = [_copied(counts.entries())]
+    undo: list[tuple[int, bool]] = []
+    for token_id in drafts:
+        undo.append((token_id, token_id not in counts))
+        counts.push(token_id)
+        rows.append(_copied(counts.entries()))
+    for token_id, was_new in reversed(undo):
+        counts.pop(token_id, was_new=was_new)
+    return rows
+
+
+def _copied(entries: Entries) -> Entries:
+    ids, values = entries
+    return ids.copy(), values.copy()
 
 
 class SlotParameters:

@@ -1,0 +1,127 @@
+"""What quantising costs: KL, top-1 agreement and perplexity against bf16 of the same weights.
+
+    python -m tests.benchmarks.quantisation_quality --tokens 16384 [--checkpoint NAME=DIRECTORY]
+    python -m tests.benchmarks.quantisation_quality --tokens 16384 --simulated
+
+The text is the start of wikitext-2's test set (`perplexity/wikitext2_raw_test.txt` in HASTEN_DATA),
+in windows of 2,048 tokens. `--simulated` measures the same schemes in an independent simulation:
+transformers' model in fp32 with rounded weights, inputs, keys and values (`quantisation_simulated`).
+Its figures are what the served ones should be; docs/quantisation.md holds both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from hasten.api.text.tokenizer import load_tokenizer
+from hasten.core.build import ModelBinding
+from hasten.core.loading import load_model
+from hasten.core.options import CacheOptions, EngineOptions, ExecutionOptions, ModelOptions
+from hasten.evals.distribution import FullDistribution, divergence
+from hasten.evals.logits import LogitsReader
+from hasten.evals.target import Scored
+from hasten.kernels.backend import get_backend
+
+WINDOW_LEN = 2048
+BLOCK_SIZE = 16
+DATA = Path(os.environ.get("HASTEN_DATA", Path(__file__).parents[3] / "shared"))
+TEXT = DATA / "perplexity" / "wikitext2_raw_test.txt"
+
+Reader = Callable[[tuple[int, ...]], FullDistribution]
+"""What a model expects at every position of a window from the second on."""
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over all rows of one configuration, beside its baseline."""
+
+    kl: list[npt.NDArray[np.float64]] = field(default_factory=list)
+    same_top: list[npt.NDArray[np.bool_]] = field(default_factory=list)
+    surprise: list[npt.NDArray[np.float64]] = field(default_factory=list)
+
+    def add(self, base: FullDistribution, found: FullDistribution) -> None:
+        self.kl.append(divergence(base, found))
+        self.same_top.append(base.top_ids == found.top_ids)
+        self.surprise.append(base.token_logprobs - found.token_logprobs)
+
+    def line(self, name: str) -> str:
+        kl, same = np.concatenate(self.kl), np.concatenate(self.same_top)
+        ratio = np.exp(np.concatenate(self.surprise).mean())
+        error = kl.std() / np.sqrt(len(kl))
+        return f"| {name} | {kl.mean():.4f} +- {error:.4f} | {same.mean():.3f} | {ratio:.4f} |"
+
+
+def served(options: EngineOptions) -> Reader:
+    """The served model, by its own kernels."""
+    model = load_model(
+        options.model.model,
+        quantization=options.model.quantization,
+        quantize_lm_head=options.model.quantize_lm_head,
+    )
+    backend = get_backend(options.execution.kernels, options.execution.num_threads)
+    binding = ModelBinding.resolve(model, backend, options)
+    reader = LogitsReader(binding, WINDOW_LEN, BLOCK_SIZE)
+    return lambda ids: reader.read(Scored(ids, 1))
+
+
+def served_readers(checkpoints: dict[str, str], kernels: str) -> Iterator[tuple[str, Reader]]:
+    """The baseline, then every scheme."""
+    plain = EngineOptions(
+        model=ModelOptions(dtype="bfloat16"), execution=ExecutionOptions(kernels=kernels)
+    )
+    yield "bf16", served(plain)
+    for scheme in ("fp8", "int8", "int4"):
+        options = replace(plain, model=replace(plain.model, quantization=scheme))
+        yield scheme, served(options)
+    head = replace(plain.model, quantization="int4", quantize_lm_head=True)
+    yield "int4, head too", served(replace(plain, model=head))
+    yield "fp8 KV", served(replace(plain, cache=CacheOptions(kv_cache_dtype="fp8")))
+    for name, folder in checkpoints.items():
+        yield name, served(replace(plain, model=replace(plain.model, model=folder)))
+
+
+def measure(readers: Iterator[tuple[str, Reader]], num_tokens: int, only: list[str]) -> None:
+    """Print a table. The first reader is the baseline."""
+    ids = load_tokenizer("embedded").encode(TEXT.read_text(encoding="utf-8"))[:num_tokens]
+    windows = [tuple(ids[at : at + WINDOW_LEN]) for at in range(0, len(ids), WINDOW_LEN)]
+    (_, baseline), *others = (
+        (name, reader)
+        for name, reader in readers
+        if name.endswith("bf16") or name in (only or [name])
+    )
+    totals = {name: Totals() for name, _ in others}
+    for done, window in enumerate(windows, 1):
+        base = baseline(window)
+        for name, reader in others:
+            totals[name].add(base, reader(window))
+        print(f"window {done} of {len(windows)}", flush=True)
+    print("\n| scheme | KL (nats) | top-1 agreement | perplexity ratio |\n|---|---|---|---|")
+    for name, total in totals.items():
+        print(total.line(name))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("--tokens", type=int, default=65_536)
+    parser.add_argument("--only", action="append", default=[], metavar="SCHEME")
+    parser.add_argument("--checkpoint", action="append", default=[], metavar="NAME=DIRECTORY")
+    parser.add_argument("--kernels", default="reference")
+    parser.add_argument("--simulated", action="store_true")
+    asked = parser.parse_args()
+    if asked.simulated:
+        from tests.benchmarks.quantisation_simulated import simulated_readers
+
+        measure(simulated_readers(), asked.tokens, asked.only)
+        return
+    checkpoints = dict(entry.split("=", 1) for entry in asked.checkpoint)
+    measure(served_readers(checkpoints, asked.kernels), asked.tokens, asked.only)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""The schemes once more, simulated in torch on transformers' model: an independent opinion.
+
+Nothing of the product's quantisers or kernels is used: weights are rounded here, inputs by hooks,
+keys and values inside the attention function. All in fp32.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from hasten.core.loading import LoadedModel, load_model
+from hasten.core.models import weight_specs
+from hasten.evals.distribution import FullDistribution
+
+from tests.benchmarks.quantisation_quality import Reader
+
+Rounding = Callable[[torch.Tensor], torch.Tensor]
+
+
+def simulated_readers() -> Iterator[tuple[str, Reader]]:
+    """The baseline (the same weights, nothing rounded), then every scheme."""
+    model = load_model("embedded")
+    yield "bf16", reader(make_model(model))
+    yield "fp8", reader(with_linears(make_model(model), e4m3_rows, e4m3_rows_fp32))
+    yield "int8", reader(with_linears(make_model(model), int8_groups))
+    yield "int4", reader(with_linears(make_model(model), int4_groups))
+    yield "fp8 KV", reader(make_model(model, attention="rounded_kv"))
+
+
+def reader(theirs: Any) -> Reader:
+    def read(ids: tuple[int, ...]) -> FullDistribution:
+        with torch.inference_mode():
+            logits = theirs(torch.tensor([ids[:-1]])).logits[0].float().numpy()
+        return FullDistribution.from_logits(logits, ids[1:])
+
+    return read
+
+
+def make_model(model: LoadedModel, attention: str = "sdpa") -> Any:
+    """transformers' Llama with the model's dequantised weights, rounded to bf16."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
+
+    AttentionInterface.register("rounded_kv", rounded_kv_attention)
+    config = model.config
+    make: Any = LlamaForCausalLM
+    theirs = make(
+        LlamaConfig(
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_hidden_layers=config.num_layers,
+            num_attention_heads=config.num_heads,
+            num_key_value_heads=config.num_kv_heads,
+            max_position_embeddings=config.max_position_embeddings,
+            rms_norm_eps=config.rms_norm_eps,
+            rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
+            tie_word_embeddings=True,
+            attn_implementation=attention,
+        )
+    )
+    state: dict[str, torch.Tensor] = {}
+    for spec in weight_specs(config):
+        values = torch.from_numpy(model.weights[spec.name].dequantize()).bfloat16().float()
+        ends = np.cumsum([part.shape[0] for part in spec.parts]).tolist()
+        for part, end in zip(spec.parts, ends, strict=True):
+            state[part.key] = values[end - part.shape[0] : end]
+    theirs.load_state_dict(state, strict=False)
+    return theirs.eval()
+
+
+def with_linears(theirs: Any, weights: Rounding, inputs: Rounding | None = None) -> Any:
+    """Round the weights of all linears but the head, and what they read."""
+    for name, module in theirs.named_modules():
+        if isinstance(module, torch.nn.Linear) and name != "lm_head":
+            module.weight.data = weights(module.weight.data)
+            if inputs is not None:
+                module.register_forward_pre_hook(lambda _, x, rounding=inputs: (rounding(x[0]),))
+    return theirs
+
+
+def e4m3_rows(x: torch.Tensor) -> torch.Tensor:
+    """e4m3 with a bf16 scale per row."""
+    return _e4m3(x, (x.abs().amax(-1, keepdim=True) / 448).bfloat16().float())
+
+
+def e4m3_rows_fp32(x: torch.Tensor) -> torch.Tensor:
+    """e4m3 with an fp32 scale per row."""
+    return _e4m3(x, x.abs().amax(-1, keepdim=True) / 448)
+
+
+def _e4m3(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    scale = torch.where(scale == 0, 1.0, scale)
+    return (x / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
+
+
+def int8_groups(x: torch.Tensor) -> torch.Tensor:
+    """Symmetric, groups of 32, fp16 scales."""
+    groups = x.unflatten(-1, (-1, 32))
+    scale = (groups.abs().amax(-1, keepdim=True) / 127).half().float()
+    safe = torch.where(scale == 0, 1.0, scale)
+    return ((groups / safe).round().clamp(-127, 127) * scale).flatten(-2)
+
+
+def int4_groups(x: torch.Tensor) -> torch.Tensor:
+    """Asymmetric, groups of 64, fp16 scales and minima."""
+    groups = x.unflatten(-1, (-1, 64))
+    low = groups.amin(-1, keepdim=True).half().float()
+    scale = ((groups - low).amax(-1, keepdim=True) / 15).half().float()
+    safe = torch.where(scale == 0, 1.0, scale)
+    return (((groups - low) / safe).round().clamp(0, 15) * scale + low).flatten(-2)
+
+
+def rounded_kv_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention over keys and values in e4m3, a bf16 scale per token and head."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    attended, _ = sdpa_attention_forward(
+        module, query, e4m3_rows(key), e4m3_rows(value), attention_mask, **others
+    )
+    return attended, None
