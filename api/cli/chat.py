@@ -28,6 +28,9 @@ HELP = """\
 Ctrl-C stops an answer. A line that ends in \\ goes on in the next one; a line of three quotes
 begins and ends a text of many lines."""
 
+DEFAULT_PARAMETERS = {"temperature": 0.6}
+"""Small models lose the thread at 1.0."""
+
 
 @click.command(cls=FlagCommand, option_classes=(EngineOptions,))
 @click.option("--url", help="Talk to this server instead of starting one.")
@@ -66,7 +69,7 @@ class Conversation:
     system: str | None = None
     read_line: Callable[[str], str] = input
     messages: list[dict[str, str]] = field(default_factory=list)
-    parameters: dict[str, Any] = field(default_factory=dict)
+    parameters: dict[str, Any] = field(default_factory=lambda: dict(DEFAULT_PARAMETERS))
 
     def run(self) -> None:
         """Until the end of the input or /quit."""
