@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -65,14 +65,18 @@ class _Outcome:
 def run_conformance(
     backend: Backend,
     dtypes: Sequence[DType] | None = None,
+    ops: Collection[str] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> ConformanceReport:
     """Run every case on `backend`, in its own activation dtypes unless `dtypes` says otherwise.
 
-    `progress` is told each case's name before it runs. A backend that raises fails the case.
+    `ops` are the names of those to check, None for all. `progress` is told each case's name
+    before it runs. A backend that raises fails the case.
     """
     rows = []
     for check in _checks(backend, dtypes or backend.activation_dtypes):
+        if ops is not None and check.op not in ops:
+            continue
         if progress is not None:
             progress(f"{check.op}: {check.case}")
         rows.append(check.run())
