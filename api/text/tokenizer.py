@@ -71,6 +71,10 @@ class Tokenizer:
     def eos_token_id(self) -> int | None:
         return self.id_of(self.info.eos_token)
 
+    def to_json(self) -> str:
+        """The contents of a `tokenizer.json` that gives this tokeniser."""
+        return self._rust.to_str()
+
     def id_of(self, token: str | None) -> int | None:
         """The id of a token given as the vocabulary writes it, None when it is not one."""
         return None if token is None else self._rust.token_to_id(token)

@@ -49,12 +49,12 @@ class QuantizeFolder:
     def __init__(self, path: Path, key: str) -> None:
         self.path = path
         if (path / INDEX_FILE).exists():
-            raise ConfigurationError(f"--out {path}: holds a finished model already")
+            raise ConfigurationError(f"{path}: holds a finished model already")
         path.mkdir(parents=True, exist_ok=True)
         state = path / STATE_FILE
         if state.exists() and read_json_object(state).get("key") != key:
             raise ConfigurationError(
-                f"--out {path}: holds an unfinished run with other options; remove it first"
+                f"{path}: holds an unfinished run with other options; remove it first"
             )
         write_json(state, {"key": key})
 

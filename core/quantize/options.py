@@ -14,10 +14,11 @@ MIN_SEQUENCE_LEN = 16
 
 @dataclass(frozen=True, slots=True)
 class QuantizeOptions:
-    """Raises ConfigurationError for values that do not exist or contradict each other."""
+    """How to quantise.
 
-    model: str = option("embedded", "model directory, GGUF file, or 'embedded'")
-    out: str = option("quantized", "directory to write; an interrupted run in it goes on")
+    Raises ConfigurationError for values that do not exist or contradict each other.
+    """
+
     scheme: str = option("int4-awq", "how weights are quantised", SCHEMES)
     group_size: int | None = option(
         None, "inputs per scale of integer schemes; default: the largest of 128, 64, 32 that fits"

@@ -10,7 +10,6 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +30,8 @@ from hasten.quant.report import LayerReport, QuantizeReport
 from ml_dtypes import bfloat16
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy.typing as npt
     from hasten.core.loading import LoadedModel
     from hasten.core.quantize.options import QuantizeOptions
@@ -40,19 +41,22 @@ Arrays = dict[str, "npt.NDArray[Any]"]
 
 
 def quantize_model(
+    reference: str,
+    out: Path,
     options: QuantizeOptions,
     token_ids: npt.NDArray[np.int32],
     on_layer: Callable[[LayerReport], None] = lambda _: None,
 ) -> QuantizeReport:
-    """Quantise and write. `token_ids` [num_sequences, sequence_len] are the calibration tokens.
+    """Quantise the model `reference` into the directory `out`.
 
-    `on_layer` is called for every layer, those of an earlier run included. Raises LoadError, and
-    ConfigurationError for options that contradict the model or what the directory holds.
+    `token_ids` [num_sequences, sequence_len] are the calibration tokens. `on_layer` is called for
+    every layer, those of an earlier run included. Raises LoadError, and ConfigurationError for
+    options that contradict the model or what the directory holds.
     """
-    model = load_model(options.model)
+    model = load_model(reference)
     plan = make_plan(options, model.config)
     decoder = CalibratableDecoder(model, get_backend("reference"), token_ids.shape[1])
-    folder = QuantizeFolder(Path(options.out), _run_key(options, model, token_ids))
+    folder = QuantizeFolder(out, _run_key(options, model, token_ids))
     num_finished = folder.num_finished(decoder.num_layers)
     hidden = decoder.embed(token_ids)
     reports = []
@@ -157,6 +161,5 @@ def _other_tensors(model: LoadedModel) -> Arrays:
 
 def _run_key(options: QuantizeOptions, model: LoadedModel, token_ids: npt.NDArray[np.int32]) -> str:
     """Everything that decides what is written."""
-    asked = {name: value for name, value in asdict(options).items() if name not in ("model", "out")}
-    text = json.dumps([asked, model.content_hash], sort_keys=True).encode()
+    text = json.dumps([asdict(options), model.content_hash], sort_keys=True).encode()
     return hashlib.sha256(text + token_ids.tobytes()).hexdigest()

@@ -44,11 +44,13 @@ def cut_sequences(token_ids: Sequence[int], options: QuantizeOptions) -> npt.NDA
     return np.stack([ids[start : start + length] for start in starts])
 
 
-def write_own_text(options: QuantizeOptions, start_token_id: int) -> npt.NDArray[np.int32]:
+def write_own_text(
+    reference: str, options: QuantizeOptions, start_token_id: int
+) -> npt.NDArray[np.int32]:
     """Sequences that the model samples after `start_token_id` and a random token."""
     engine = build_engine(
         EngineOptions(
-            model=ModelOptions(model=options.model, max_model_len=options.sequence_len),
+            model=ModelOptions(model=reference, max_model_len=options.sequence_len),
             cache=CacheOptions(enable_prefix_caching=False),
             scheduler=SchedulerOptions(max_num_seqs=CONCURRENCY, max_num_batched_tokens=512),
         )

@@ -3,19 +3,20 @@
     python -m tests.benchmarks.quantisation_quality --tokens 16384 [--checkpoint NAME=DIRECTORY]
     python -m tests.benchmarks.quantisation_quality --tokens 16384 --simulated
 
-The text is the start of wikitext-2's test set (`perplexity/wikitext2_raw_test.txt` in HASTEN_DATA),
-in windows of 2,048 tokens. `--simulated` measures the same schemes in an independent simulation:
-transformers' model in fp32 with rounded weights, inputs, keys and values (`quantisation_simulated`).
-Its figures are what the served ones should be; docs/quantisation.md holds both.
+The text is the start of wikitext-2's test set in HASTEN_DATA, in windows of 2,048 tokens.
+`--simulated` measures the same schemes in an independent simulation (`quantisation_simulated`):
+transformers' model in fp32 with rounded weights, inputs, keys and values. Its figures are what the
+served ones should be; docs/quantisation.md holds both.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +28,14 @@ from hasten.evals.distribution import FullDistribution, divergence
 from hasten.evals.logits import LogitsReader
 from hasten.evals.target import Scored
 from hasten.kernels.backend import get_backend
+from rich.console import Console
+from rich.progress import track
 
+BASELINE = "bf16"
 WINDOW_LEN = 2048
 BLOCK_SIZE = 16
 DATA = Path(os.environ.get("HASTEN_DATA", Path(__file__).parents[3] / "shared"))
-TEXT = DATA / "perplexity" / "wikitext2_raw_test.txt"
+TEXT = DATA / "data" / "perplexity" / "wikitext2_raw_test.txt"
 
 Reader = Callable[[tuple[int, ...]], FullDistribution]
 """What a model expects at every position of a window from the second on."""
@@ -57,53 +61,61 @@ class Totals:
         return f"| {name} | {kl.mean():.4f} +- {error:.4f} | {same.mean():.3f} | {ratio:.4f} |"
 
 
-def served(options: EngineOptions) -> Reader:
+Maker = Callable[[], Reader]
+"""Makes a reader when it is wanted: each holds a model."""
+
+
+def served(options: EngineOptions) -> Maker:
     """The served model, by its own kernels."""
-    model = load_model(
-        options.model.model,
-        quantization=options.model.quantization,
-        quantize_lm_head=options.model.quantize_lm_head,
-    )
-    backend = get_backend(options.execution.kernels, options.execution.num_threads)
-    binding = ModelBinding.resolve(model, backend, options)
-    reader = LogitsReader(binding, WINDOW_LEN, BLOCK_SIZE)
-    return lambda ids: reader.read(Scored(ids, 1))
+
+    def make() -> Reader:
+        wanted = options.model
+        model = load_model(
+            wanted.model,
+            quantization=wanted.quantization,
+            quantize_lm_head=wanted.quantize_lm_head,
+        )
+        backend = get_backend(options.execution.kernels, options.execution.num_threads)
+        binding = ModelBinding.resolve(model, backend, options)
+        reader = LogitsReader(binding, WINDOW_LEN, BLOCK_SIZE)
+        return lambda ids: reader.read(Scored(ids, 1))
+
+    return make
 
 
-def served_readers(checkpoints: dict[str, str], kernels: str) -> Iterator[tuple[str, Reader]]:
+def served_makers(checkpoints: dict[str, str], kernels: str) -> dict[str, Maker]:
     """The baseline, then every scheme."""
     plain = EngineOptions(
         model=ModelOptions(dtype="bfloat16"), execution=ExecutionOptions(kernels=kernels)
     )
-    yield "bf16", served(plain)
-    for scheme in ("fp8", "int8", "int4"):
-        options = replace(plain, model=replace(plain.model, quantization=scheme))
-        yield scheme, served(options)
-    head = replace(plain.model, quantization="int4", quantize_lm_head=True)
-    yield "int4, head too", served(replace(plain, model=head))
-    yield "fp8 KV", served(replace(plain, cache=CacheOptions(kv_cache_dtype="fp8")))
-    for name, folder in checkpoints.items():
-        yield name, served(replace(plain, model=replace(plain.model, model=folder)))
+
+    def with_model(**changes: Any) -> Maker:
+        return served(replace(plain, model=replace(plain.model, **changes)))
+
+    return {
+        BASELINE: served(plain),
+        **{scheme: with_model(quantization=scheme) for scheme in ("fp8", "int8", "int4")},
+        "int4, head too": with_model(quantization="int4", quantize_lm_head=True),
+        "fp8 KV": served(replace(plain, cache=CacheOptions(kv_cache_dtype="fp8"))),
+        **{name: with_model(model=folder) for name, folder in checkpoints.items()},
+    }
 
 
-def measure(readers: Iterator[tuple[str, Reader]], num_tokens: int, only: list[str]) -> None:
-    """Print a table. The first reader is the baseline."""
+def measure(makers: dict[str, Maker], num_tokens: int, only: list[str]) -> None:
+    """Print a table of the schemes in `only`, or all, beside the baseline."""
     ids = load_tokenizer("embedded").encode(TEXT.read_text(encoding="utf-8"))[:num_tokens]
     windows = [tuple(ids[at : at + WINDOW_LEN]) for at in range(0, len(ids), WINDOW_LEN)]
-    (_, baseline), *others = (
-        (name, reader)
-        for name, reader in readers
-        if name.endswith("bf16") or name in (only or [name])
-    )
-    totals = {name: Totals() for name, _ in others}
-    for done, window in enumerate(windows, 1):
+    wanted = only or [name for name in makers if name != BASELINE]
+    baseline, readers = makers[BASELINE](), {name: makers[name]() for name in wanted}
+    totals = {name: Totals() for name in wanted}
+    console = Console()
+    for window in track(windows, "windows", console=console):
         base = baseline(window)
-        for name, reader in others:
+        for name, reader in readers.items():
             totals[name].add(base, reader(window))
-        print(f"window {done} of {len(windows)}", flush=True)
-    print("\n| scheme | KL (nats) | top-1 agreement | perplexity ratio |\n|---|---|---|---|")
+    console.print("| scheme | KL (nats) | top-1 agreement | perplexity ratio |\n|---|---|---|---|")
     for name, total in totals.items():
-        print(total.line(name))
+        console.print(total.line(name))
 
 
 def main() -> None:
@@ -115,12 +127,12 @@ def main() -> None:
     parser.add_argument("--simulated", action="store_true")
     asked = parser.parse_args()
     if asked.simulated:
-        from tests.benchmarks.quantisation_simulated import simulated_readers
+        from tests.benchmarks.quantisation_simulated import simulated_makers
 
-        measure(simulated_readers(), asked.tokens, asked.only)
+        measure(simulated_makers(), asked.tokens, asked.only)
         return
     checkpoints = dict(entry.split("=", 1) for entry in asked.checkpoint)
-    measure(served_readers(checkpoints, asked.kernels), asked.tokens, asked.only)
+    measure(served_makers(checkpoints, asked.kernels), asked.tokens, asked.only)
 
 
 if __name__ == "__main__":

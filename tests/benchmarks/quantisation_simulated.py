@@ -7,7 +7,7 @@ keys and values inside the attention function. All in fp32.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,19 +16,21 @@ from hasten.core.loading import LoadedModel, load_model
 from hasten.core.models import weight_specs
 from hasten.evals.distribution import FullDistribution
 
-from tests.benchmarks.quantisation_quality import Reader
+from tests.benchmarks.quantisation_quality import BASELINE, Maker, Reader
 
 Rounding = Callable[[torch.Tensor], torch.Tensor]
 
 
-def simulated_readers() -> Iterator[tuple[str, Reader]]:
+def simulated_makers() -> dict[str, Maker]:
     """The baseline (the same weights, nothing rounded), then every scheme."""
     model = load_model("embedded")
-    yield "bf16", reader(make_model(model))
-    yield "fp8", reader(with_linears(make_model(model), e4m3_rows, e4m3_rows_fp32))
-    yield "int8", reader(with_linears(make_model(model), int8_groups))
-    yield "int4", reader(with_linears(make_model(model), int4_groups))
-    yield "fp8 KV", reader(make_model(model, attention="rounded_kv"))
+    return {
+        BASELINE: lambda: reader(make_model(model)),
+        "fp8": lambda: reader(with_linears(make_model(model), e4m3_rows, e4m3_rows_fp32)),
+        "int8": lambda: reader(with_linears(make_model(model), int8_groups)),
+        "int4": lambda: reader(with_linears(make_model(model), int4_groups)),
+        "fp8 KV": lambda: reader(make_model(model, attention="rounded_kv")),
+    }
 
 
 def reader(theirs: Any) -> Reader:
@@ -61,7 +63,6 @@ def make_model(model: LoadedModel, attention: str = "sdpa") -> Any:
             rms_norm_eps=config.rms_norm_eps,
             rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
             tie_word_embeddings=True,
-            attn_implementation=attention,
         )
     )
     state: dict[str, torch.Tensor] = {}
@@ -71,6 +72,7 @@ def make_model(model: LoadedModel, attention: str = "sdpa") -> Any:
         for part, end in zip(spec.parts, ends, strict=True):
             state[part.key] = values[end - part.shape[0] : end]
     theirs.load_state_dict(state, strict=False)
+    theirs.set_attn_implementation(attention)
     return theirs.eval()
 
 
@@ -101,19 +103,21 @@ def _e4m3(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 def int8_groups(x: torch.Tensor) -> torch.Tensor:
     """Symmetric, groups of 32, fp16 scales."""
-    groups = x.unflatten(-1, (-1, 32))
+    groups = x.view(*x.shape[:-1], -1, 32)
     scale = (groups.abs().amax(-1, keepdim=True) / 127).half().float()
     safe = torch.where(scale == 0, 1.0, scale)
-    return ((groups / safe).round().clamp(-127, 127) * scale).flatten(-2)
+    rounded: torch.Tensor = (groups / safe).round().clamp(-127, 127) * scale
+    return rounded.flatten(-2)
 
 
 def int4_groups(x: torch.Tensor) -> torch.Tensor:
     """Asymmetric, groups of 64, fp16 scales and minima."""
-    groups = x.unflatten(-1, (-1, 64))
+    groups = x.view(*x.shape[:-1], -1, 64)
     low = groups.amin(-1, keepdim=True).half().float()
     scale = ((groups - low).amax(-1, keepdim=True) / 15).half().float()
     safe = torch.where(scale == 0, 1.0, scale)
-    return (((groups - low) / safe).round().clamp(0, 15) * scale + low).flatten(-2)
+    rounded: torch.Tensor = ((groups - low) / safe).round().clamp(0, 15) * scale + low
+    return rounded.flatten(-2)
 
 
 def rounded_kv_attention(

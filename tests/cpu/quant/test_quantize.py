@@ -42,10 +42,8 @@ def source(tmp_path: Path) -> str:
     return str(path)
 
 
-def options(source: str, out: Path, scheme: str, **changes: str) -> QuantizeOptions:
-    wanted = QuantizeOptions(
-        model=source, out=str(out), scheme=scheme, num_sequences=len(IDS), sequence_len=32
-    )
+def options(scheme: str, **changes: str) -> QuantizeOptions:
+    wanted = QuantizeOptions(scheme=scheme, num_sequences=len(IDS), sequence_len=32)
     return replace(wanted, **changes)  # type: ignore[arg-type]  # options are strings here
 
 
@@ -60,7 +58,7 @@ def hidden_after(model: LoadedModel, ids: npt.NDArray[np.int32]) -> F32Array:
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_what_was_written_is_read(source: str, tmp_path: Path, scheme: str) -> None:
     out = tmp_path / "out"
-    report = quantize_model(options(source, out, scheme), IDS)
+    report = quantize_model(source, out, options(scheme), IDS)
     model, before = load_model(str(out)), load_model(source)
     assert model.config == replace(before.config, family=model.config.family)
     kind = Fp8Weight if scheme == "fp8" else GroupedIntWeight
@@ -81,16 +79,16 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(
     source: str, tmp_path: Path, scheme: str
 ) -> None:
     whole, halved = tmp_path / "whole", tmp_path / "halved"
-    quantize_model(options(source, whole, scheme), IDS)
+    quantize_model(source, whole, options(scheme), IDS)
 
     def pull_the_plug(layer: LayerReport) -> None:
         raise PowerCutError(layer.layer_idx)
 
     with pytest.raises(PowerCutError):
-        quantize_model(options(source, halved, scheme), IDS, pull_the_plug)
+        quantize_model(source, halved, options(scheme), IDS, pull_the_plug)
     assert (halved / "layer-00000.safetensors").exists()
     seen: list[int] = []
-    quantize_model(options(source, halved, scheme), IDS, lambda layer: seen.append(layer.layer_idx))
+    quantize_model(source, halved, options(scheme), IDS, lambda layer: seen.append(layer.layer_idx))
     assert seen == list(range(len(seen)))
     names = {path.name for path in whole.iterdir()}
     assert {path.name for path in halved.iterdir()} == names
@@ -106,17 +104,17 @@ def test_a_run_with_other_options_is_not_mixed_in(source: str, tmp_path: Path) -
         raise PowerCutError
 
     with pytest.raises(PowerCutError):
-        quantize_model(options(source, out, "int8"), IDS, pull_the_plug)
+        quantize_model(source, out, options("int8"), IDS, pull_the_plug)
     with pytest.raises(ConfigurationError, match="unfinished run with other options"):
-        quantize_model(options(source, out, "int4-rtn"), IDS)
-    quantize_model(options(source, out, "int8"), IDS)
+        quantize_model(source, out, options("int4-rtn"), IDS)
+    quantize_model(source, out, options("int8"), IDS)
     with pytest.raises(ConfigurationError, match="holds a finished model"):
-        quantize_model(options(source, out, "int8"), IDS)
+        quantize_model(source, out, options("int8"), IDS)
 
 
 def test_static_activations_and_cache_scales(source: str, tmp_path: Path) -> None:
-    wanted = options(source, tmp_path / "out", "fp8", activations="static", kv_cache="fp8-static")
-    report = quantize_model(wanted, IDS)
+    wanted = options("fp8", activations="static", kv_cache="fp8-static")
+    report = quantize_model(source, tmp_path / "out", wanted, IDS)
     model = load_model(str(tmp_path / "out"))
     weights = [weight for weight in model.weights.values() if isinstance(weight, Fp8Weight)]
     assert all(weight.activations is ActivationScheme.STATIC for weight in weights)
@@ -129,7 +127,7 @@ def test_static_activations_and_cache_scales(source: str, tmp_path: Path) -> Non
 
 def test_written_directories_name_their_parts(source: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    quantize_model(options(source, out, "int4-awq"), IDS)
+    quantize_model(source, out, options("int4-awq"), IDS)
     index = json.loads((out / "model.safetensors.index.json").read_text())
     assert set(index["weight_map"].values()) == {path.name for path in out.glob("*.safetensors")}
     config = json.loads((out / "config.json").read_text())
