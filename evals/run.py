@@ -51,8 +51,10 @@ class Run:
 
     def execute(self) -> Record:
         """Observe and judge. Raises TargetError, DataError, JournalError: then nothing is judged,
-        and what was finished is kept.
+        and what was finished is kept. Data that is missing is found before anything is measured.
         """
+        for block in self.suite.blocks:
+            self._data_hashes(block)
         blocks = [self._measure(block) for block in self.suite.blocks]
         judgements = judge(self.suite, blocks)
         return Record(
