@@ -157,7 +157,9 @@ class CpuBackend:
             ],
         )
         wants_int8 = self.linear_inputs is LinearInputs.INT8
-        lowering = Lowering(program, weights, target, capacity.max_model_len, wants_int8)
+        lowering = Lowering(
+            program, weights, target, self._native.Arena(), capacity.max_model_len, wants_int8
+        )
         lowering.run()
         taps = {
             name: lowering.buffer_ids[buffer.buffer_id] for name, buffer in program.taps.items()

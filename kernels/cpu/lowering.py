@@ -6,9 +6,10 @@ Definitions:
             out (and quantised or rounded) for the linear kernels
     needs   the forms in which the readers of one write want it, up to the next write
 
-Two rules. An op leaves its rows at once in every form that their readers want, so that activations
-are quantised once, by the thread that has them in its cache. And a linear whose only reader is an
-`act_mul` runs with it as one op.
+Three rules. An op leaves its rows at once in every form that their readers want, so that
+activations are quantised once, by the thread that has them in its cache. A linear whose only
+reader is an `act_mul` runs with it as one op. What follows the last write to the KV cache is
+computed only for the rows whose logits are wanted.
 
 Exercised by `pytest tests/cpu/native/test_lowering.py`.
 """
@@ -69,6 +70,7 @@ class Lowering:
     program: Program
     weights: Mapping[WeightName, Weight]
     target: _native.Program
+    arena: _native.Arena
     max_model_len: int
     wants_int8: bool
     buffer_ids: dict[int, int] = field(default_factory=dict)
@@ -80,9 +82,22 @@ class Lowering:
         needs = [self._needs(index, fused) for index in range(len(self.program.ops))]
         self._add_buffers(needs, fused)
         for index, op in enumerate(self.program.ops):
-            if index - 1 in fused:
-                continue
-            self._lower(op, needs, index, fused)
+            if index == self._tail_begin():
+                self.target.begin_tail()
+            if index - 1 not in fused:
+                self._lower(op, needs, index, fused)
+
+    def _tail_begin(self) -> int | None:
+        """The op after the last that writes the KV cache: from it on only logit rows matter.
+
+        None where a caller reads other rows too, through a tap.
+        """
+        body, head = self.program.split()
+        writers = [i for i, op in enumerate(body) if isinstance(op, ops.RopeStoreKV)]
+        start = writers[-1] + 1 if writers else 0
+        if not head or any(isinstance(op, ops.Tap) for op in body[start:]):
+            return None
+        return start
 
     # What readers want
 
@@ -235,7 +250,7 @@ class Lowering:
         order = _gate_and_up_in_turn(act.out.width)
         key = (op.weight, "gated", target)
         if key not in self.packed:
-            self.packed[key] = pack(weight.take_rows(order), target)
+            self.packed[key] = pack(weight.take_rows(order), target, self.arena)
         bias = None if op.bias is None else np.ascontiguousarray(self._vector(op.bias)[order])
         self.target.linear(
             self._id(op.x),
@@ -310,7 +325,7 @@ class Lowering:
         self, key: tuple[object, ...], weight: Matrix, target: WeightFormat
     ) -> PackedMatrix:
         if key not in self.packed:
-            self.packed[key] = pack(weight, target)
+            self.packed[key] = pack(weight, target, self.arena)
         return self.packed[key]
 
     def _packed_table(self, name: WeightName, weight: Matrix) -> PackedMatrix:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from hasten.kernels.weights import GroupedIntWeight
 
 if TYPE_CHECKING:
-    from hasten.kernels.cpu._native import Packed
+    from hasten.kernels.cpu._native import Arena, Packed
     from hasten.kernels.weights import Matrix
 
 GROUP = 32
@@ -82,14 +82,14 @@ def integer_format(weight: Matrix) -> WeightFormat | None:
     return WeightFormat.INT8 if weight.offset is None else WeightFormat.INT8_OFFSET
 
 
-def pack(weight: Matrix, target: WeightFormat) -> PackedMatrix:
-    """`weight` in `target`: its own integers, or its dequantised numbers."""
+def pack(weight: Matrix, target: WeightFormat, arena: Arena) -> PackedMatrix:
+    """`weight` in `target`: its own integers, or its dequantised numbers, in memory of `arena`."""
     if isinstance(weight, GroupedIntWeight) and target == integer_format(weight):
-        return _pack_integers(weight, target)
-    return _pack_dense(weight, target)
+        return _pack_integers(weight, target, arena)
+    return _pack_dense(weight, target, arena)
 
 
-def _pack_integers(weight: GroupedIntWeight, target: WeightFormat) -> PackedMatrix:
+def _pack_integers(weight: GroupedIntWeight, target: WeightFormat, arena: Arena) -> PackedMatrix:
     from hasten.kernels.cpu import _native
 
     rows, width = weight.shape
@@ -100,7 +100,7 @@ def _pack_integers(weight: GroupedIntWeight, target: WeightFormat) -> PackedMatr
         offset = _scales(weight.offset.astype(scale.dtype, copy=False))
     elif target == WeightFormat.INT4:
         offset = np.zeros_like(scale)
-    data = _native.allocate(_native.packed_bytes(target, scale_type, rows, width))
+    data = arena.take(_native.packed_bytes(target, scale_type, rows, width))
     integers = np.ascontiguousarray(weight.q).view(np.uint8)
     _native.pack_integers(target, scale_type, weight.group_size, integers, scale, offset, data)
     return PackedMatrix(target, scale_type, rows, width, data)
@@ -112,12 +112,12 @@ def _scales(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.ascontiguousarray(values, dtype=dtype)
 
 
-def _pack_dense(weight: Matrix, target: WeightFormat) -> PackedMatrix:
+def _pack_dense(weight: Matrix, target: WeightFormat, arena: Arena) -> PackedMatrix:
     from hasten.kernels.cpu import _native
 
     rows, width = weight.shape
     padded = -(-width // GROUP) * GROUP
-    data = _native.allocate(_native.packed_bytes(target, 1, rows, padded))
+    data = arena.take(_native.packed_bytes(target, 1, rows, padded))
     values = np.ascontiguousarray(weight.dequantize(), dtype=np.float32)
     _native.pack_dense(target, values, data)
     return PackedMatrix(target, 1, rows, padded, data)

@@ -372,6 +372,7 @@ void attention_by_splits(const AttentionOp& op, const Step& step, const Share& s
   while (share.claim(count, 1, unit, end)) {
     const int split = unit % most, which = unit / most;
     const AttentionTask& task = step.attention_tasks[which / heads];
+    if (task.token_end <= share.first_row) continue;
     const int first = HeadTask<KV>::first_split(op, step, task);
     const int num_splits = HeadTask<KV>::splits(task);
     if (split < first || split >= num_splits) continue;
@@ -399,6 +400,7 @@ void attention(const AttentionOp& op, const Step& step, const Share& share) {
   while (share.claim(count, 1, unit, end)) {
     const int which = count - 1 - unit;
     const AttentionTask& task = step.attention_tasks[which / op.num_kv_heads];
+    if (task.token_end <= share.first_row) continue;
     HeadTask<KV>(op, step, share, task, which % op.num_kv_heads).run_all();
   }
 }

@@ -292,9 +292,10 @@ inline void linear(const LinearOp& op, const Step&, const Share& share) {
   const int rows = share.num_rows;
   const int per_output = op.activation == Activation::kNone ? 1 : 2;
   const int tiles = op.weight.tiles() / per_output;
-  const int chunks = round_up(rows, kChunkRows) / kChunkRows;
+  const int num_rows = rows - share.first_row;
+  const int chunks = round_up(num_rows, kChunkRows) / kChunkRows;
   const size_t unpacked_bytes = UnpackedInt4::kStride * static_cast<size_t>(op.weight.groups());
-  const bool unpacks = op.weight.format == WeightFormat::kInt4 && rows > 2 * kRowTile &&
+  const bool unpacks = op.weight.format == WeightFormat::kInt4 && num_rows > 2 * kRowTile &&
                        per_output * unpacked_bytes <= kScratchBytes;
   static constexpr TileKernels unpacked_kernels = integer_kernels<UnpackedInt4>();
   const TileKernels& kernels = unpacks ? unpacked_kernels : tile_kernels(op.weight);
@@ -306,7 +307,7 @@ inline void linear(const LinearOp& op, const Step&, const Share& share) {
   while (share.claim(tiles * chunks, grain, begin, end)) {
     for (int task = begin; task < end; ++task) {
       const int tile = task % tiles;
-      const int first = task / tiles * kChunkRows;
+      const int first = share.first_row + task / tiles * kChunkRows;
       const int last = first + kChunkRows < rows ? first + kChunkRows : rows;
       const uint8_t* weight = op.weight.data + packed_bytes * static_cast<size_t>(tile * per_output);
       if (unpacks) {

@@ -9,6 +9,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -104,11 +106,39 @@ void pack_dense_into(int format, const Matrix<float>& values, const MutableVecto
   pack_dense(from, rows, width, shape, out.data());
 }
 
-nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> allocate(size_t num_bytes) {
-  auto* memory = new Memory(num_bytes);
-  nb::capsule owner(memory, [](void* p) noexcept { delete static_cast<Memory*>(p); });
-  return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(memory->data(), {num_bytes}, owner);
+using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
+
+Bytes owned_bytes(uint8_t* data, size_t num_bytes, std::shared_ptr<Memory> memory) {
+  auto* owner = new std::shared_ptr<Memory>(std::move(memory));
+  nb::capsule capsule(owner, [](void* p) noexcept { delete static_cast<std::shared_ptr<Memory>*>(p); });
+  return Bytes(data, {num_bytes}, capsule);
 }
+
+Bytes allocate(size_t num_bytes) {
+  auto memory = std::make_shared<Memory>(num_bytes);
+  return owned_bytes(memory->data(), num_bytes, memory);
+}
+
+// Arrays side by side in huge pages. A matrix of a small model is smaller than such a page, and
+// reading it through 4 KiB pages costs a third of the bandwidth.
+class Arena {
+ public:
+  Bytes take(size_t num_bytes) {
+    const size_t padded = (num_bytes + 63) / 64 * 64;
+    if (!chunk_ || used_ + padded > chunk_->size()) {
+      chunk_ = std::make_shared<Memory>(std::max(padded, kChunkBytes));
+      used_ = 0;
+    }
+    uint8_t* data = chunk_->data() + used_;
+    used_ += padded;
+    return owned_bytes(data, num_bytes, chunk_);
+  }
+
+ private:
+  static constexpr size_t kChunkBytes = size_t{32} << 20;
+  std::shared_ptr<Memory> chunk_;
+  size_t used_ = 0;
+};
 
 // A program, and the Python arrays that its ops point into.
 class BoundProgram {
@@ -230,6 +260,8 @@ class BoundProgram {
     op.out = output(out, forms);
     program_.add(op);
   }
+
+  void begin_tail() { program_.begin_tail(); }
 
   void sample(int logits) {
     SampleOp op;
@@ -409,6 +441,7 @@ class BoundProgram {
 NB_MODULE(_native, m) {
   using namespace hasten;
   m.def("allocate", &allocate, "num_bytes"_a);
+  nb::class_<Arena>(m, "Arena").def(nb::init<>()).def("take", &Arena::take, "num_bytes"_a);
   m.def("best_isa", [](const std::string& limit) { return kernel_table(limit).name; }, "limit"_a);
   m.def("packed_bytes", &packed_bytes, "weight_format"_a, "scales"_a, "rows"_a, "width"_a);
   m.def("pack_integers", &pack_integers_into, "weight_format"_a, "scale_type"_a, "group_size"_a, "q"_a,
@@ -439,6 +472,7 @@ NB_MODULE(_native, m) {
       .def("act_mul", &BoundProgram::act_mul, "x"_a, "activation"_a, "out"_a, "forms"_a)
       .def("gather_rows", &BoundProgram::gather_rows, "x"_a, "out"_a, "forms"_a)
       .def("form", &BoundProgram::form, "x"_a, "out"_a, "forms"_a)
+      .def("begin_tail", &BoundProgram::begin_tail)
       .def("sample", &BoundProgram::sample, "logits"_a)
       .def("rows", [](nb::handle self, int index) {
         return nb::cast<BoundProgram&>(self).rows(self, index);

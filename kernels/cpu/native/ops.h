@@ -272,7 +272,8 @@ struct Step {
 struct Share {
   int thread = 0;
   int num_threads = 1;
-  int num_rows = 0;  // T, or the rows of the slice
+  int num_rows = 0;   // T, or the rows of the slice
+  int first_row = 0;  // rows before it need not be computed
   uint8_t* scratch = nullptr;  // kScratchBytes, aligned to 64
   std::atomic<int>* next = nullptr;
 
@@ -283,10 +284,11 @@ struct Share {
     end = begin + grain < count ? begin + grain : count;
     return true;
   }
-  // This thread's fixed part of `count` tasks.
-  void part(int count, int& begin, int& end) const {
-    begin = static_cast<int>(static_cast<int64_t>(count) * thread / num_threads);
-    end = static_cast<int>(static_cast<int64_t>(count) * (thread + 1) / num_threads);
+  // This thread's fixed part of the rows.
+  void rows(int& begin, int& end) const {
+    const int64_t count = num_rows - first_row;
+    begin = first_row + static_cast<int>(count * thread / num_threads);
+    end = first_row + static_cast<int>(count * (thread + 1) / num_threads);
   }
 };
 

@@ -308,24 +308,33 @@ void Program::run(Step step) {
 }
 
 void Program::run_thread(const Step& step, int thread) {
-  run_nodes(body_, step, step.num_tokens, thread);
+  const int tail_row = first_tail_row(step);
+  for (size_t i = 0; i < body_.size(); ++i) {
+    if (i >= tail_begin_ && tail_row == step.num_tokens) break;
+    run_node(body_[i], step, step.num_tokens, i < tail_begin_ ? 0 : tail_row, thread);
+  }
   Step slice = step;
   while (slice.slice_begin < step.num_logit_rows) {
     slice.slice_rows = std::min(capacity_.max_logit_rows, step.num_logit_rows - slice.slice_begin);
-    run_nodes(head_, slice, slice.slice_rows, thread);
+    for (Node& node : head_) run_node(node, slice, slice.slice_rows, 0, thread);
     slice.slice_begin += slice.slice_rows;
+    team_.barrier();
   }
 }
 
-void Program::run_nodes(std::vector<Node>& nodes, const Step& step, int num_rows, int thread) {
-  for (Node& node : nodes) {
-    node.run(step, {thread, team_.size(), num_rows, scratch_[static_cast<size_t>(thread)]->data(),
-                    node.next.get()});
-    team_.barrier();
-    // Nobody claims from this op again before another barrier: one follows every op and slice.
-    if (thread == 0) node.next->store(0, std::memory_order_relaxed);
-  }
+// Where the tail begins: at the row tile of the first row whose logits are wanted.
+int Program::first_tail_row(const Step& step) const {
+  int first = step.num_tokens;
+  for (int l = 0; l < step.num_logit_rows; ++l) first = std::min(first, step.logit_rows[l]);
+  return first == step.num_tokens ? first : first / kernels_.row_tile * kernels_.row_tile;
+}
+
+void Program::run_node(Node& node, const Step& step, int num_rows, int first_row, int thread) {
+  node.run(step, {thread, team_.size(), num_rows, first_row,
+                  scratch_[static_cast<size_t>(thread)]->data(), node.next.get()});
   team_.barrier();
+  // Nobody claims from this op again before another barrier: one follows every op and slice.
+  if (thread == 0) node.next->store(0, std::memory_order_relaxed);
 }
 
 }  // namespace hasten

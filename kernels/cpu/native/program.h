@@ -4,6 +4,7 @@
 #include <atomic>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -64,6 +65,9 @@ class Program {
   void add(const FormOp& op) { append(op, kernels_.form); }
   void add(SampleOp op);
 
+  // Body ops from here on matter only for the rows whose logits are wanted.
+  void begin_tail() { tail_begin_ = body_.size(); }
+
   // Computes one step; one without tokens is no work. Throws std::invalid_argument when the step does not fit the capacities or
   // points outside its tables, std::domain_error when a logit is not a number.
   void run(Step step);
@@ -87,7 +91,8 @@ class Program {
   void plan_attention(Step& step);
   void copy_blocks(const Step& step) const;
   void run_thread(const Step& step, int thread);
-  void run_nodes(std::vector<Node>& nodes, const Step& step, int num_rows, int thread);
+  void run_node(Node& node, const Step& step, int num_rows, int first_row, int thread);
+  int first_tail_row(const Step& step) const;
 
   const KernelTable& kernels_;
   const Capacity capacity_;
@@ -98,6 +103,7 @@ class Program {
   std::vector<Node> body_;
   std::vector<Node> head_;
   bool has_head_ = false;
+  size_t tail_begin_ = std::numeric_limits<size_t>::max();
   bool has_attention_ = false;
   int num_embeddings_;  // rows of the smallest table that token ids index
   int max_kv_heads_ = 1;

@@ -46,7 +46,7 @@ inline void rope_store_kv(const RopeStoreOp& op, const Step& step, const Share& 
   const int32_t* slots = step.groups[op.group_id].slot_mapping;
   const int size = op.head_size, half = op.rotary_dim / 2;
   int begin, end;
-  share.part(share.num_rows, begin, end);
+  share.rows(begin, end);
   for (int t = begin; t < end; ++t) {
     const float* cos = op.cos + static_cast<size_t>(step.positions[t]) * half;
     const float* sin = op.sin + static_cast<size_t>(step.positions[t]) * half;

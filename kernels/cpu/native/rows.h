@@ -87,7 +87,7 @@ inline void embed(const EmbedOp& op, const Step& step, const Share& share) {
   auto* row = reinterpret_cast<float*>(share.scratch);
   const int width = op.out.buffer->width;
   int begin, end;
-  share.part(share.num_rows, begin, end);
+  share.rows(begin, end);
   for (int t = begin; t < end; ++t) {
     weight_row(op.table, step.token_ids[t], row);
     if (op.scale != 1.0f) {
@@ -117,7 +117,7 @@ inline void rms_norm(const RmsNormOp& op, const Step&, const Share& share) {
   auto* normed = reinterpret_cast<float*>(share.scratch);
   const int width = op.x->width;
   int begin, end;
-  share.part(share.num_rows, begin, end);
+  share.rows(begin, end);
   for (int t = begin; t < end; ++t) {
     const float* x = plain_row(*op.x, t);
     if (op.residual != nullptr) {
@@ -136,7 +136,7 @@ inline void act_mul(const ActMulOp& op, const Step&, const Share& share) {
   auto* row = reinterpret_cast<float*>(share.scratch);
   const int width = op.out.buffer->width;
   int begin, end;
-  share.part(share.num_rows, begin, end);
+  share.rows(begin, end);
   for (int t = begin; t < end; ++t) {
     const float* gate = plain_row(*op.x, t);
     for_vectors(width, [&](int i, int count) {
@@ -149,7 +149,7 @@ inline void act_mul(const ActMulOp& op, const Step&, const Share& share) {
 
 inline void gather_rows(const GatherOp& op, const Step& step, const Share& share) {
   int begin, end;
-  share.part(share.num_rows, begin, end);
+  share.rows(begin, end);
   for (int l = begin; l < end; ++l) {
     const int row = step.logit_rows[step.slice_begin + l];
     emit(op.out, l, share.num_rows, 0, plain_row(*op.x, row), op.x->width);
@@ -158,7 +158,7 @@ inline void gather_rows(const GatherOp& op, const Step& step, const Share& share
 
 inline void form(const FormOp& op, const Step&, const Share& share) {
   int begin, end;
-  share.part(share.num_rows, begin, end);
+  share.rows(begin, end);
   for (int t = begin; t < end; ++t) {
     emit(op.out, t, share.num_rows, 0, plain_row(*op.x, t), op.x->width);
   }
