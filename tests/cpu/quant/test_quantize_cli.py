@@ -12,6 +12,7 @@ from hasten.core.loading import load_model
 from hasten.core.models import weight_specs
 from hasten.kernels.weights import DenseWeight
 from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
@@ -25,6 +26,7 @@ def save_model(family: str, folder: Path) -> None:
     save_tiny_model(family, folder)
     tokenizer = Tokenizer(WordLevel(WORDS, unk_token="w0"))
     tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.decoder = ByteLevel()
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "text.txt").write_text(" ".join(f"w{idx * 7 % 20}" for idx in range(200)))
 
