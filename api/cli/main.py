@@ -10,7 +10,7 @@ import importlib
 
 import click
 
-COMMANDS = ("serve", "chat", "bench", "check", "quantize")
+COMMANDS = ("serve", "chat", "bench", "check", "plan", "quantize")
 """Each is the command of the same name in the module of the same name beside this one."""
 
 

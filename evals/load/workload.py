@@ -87,16 +87,38 @@ def prompts_from_file(path: Path, count: int, output_len: int) -> Workload:
 
 def trace_from_file(path: Path, count: int, seed: int, max_input: int, max_output: int) -> Workload:
     """The first `count` requests of a trace that are no longer than the two limits."""
-    rows = _mooncake(path, seed) if path.suffix == ".jsonl" else _lengths_csv(path, seed)
-    fitting: list[Conversation] = []
-    for input_len, output_len, conversation in rows:
-        if input_len <= max_input and 1 <= output_len <= max_output:
-            fitting.append(conversation)
+    fitting = []
+    for row in trace_lengths(path):
+        if row.input_len <= max_input and 1 <= row.output_len <= max_output:
+            turn = Turn(row.text(seed), row.output_len)
+            fitting.append(Conversation((turn,), row.arrival_s))
         if len(fitting) == count:
             break
     if not fitting:
         raise LoadError(f"{path}: no request of at most {max_input} + {max_output} tokens")
     return Workload(path.stem, tuple(fitting), ignore_eos=True)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRow:
+    """One request of a trace: lengths in tokens, and which 512-token blocks its prompt is of."""
+
+    arrival_s: float
+    input_len: int
+    output_len: int
+    block_ids: tuple[int, ...]
+
+    def text(self, seed: int) -> str:
+        """A made-up prompt of about that length; equal blocks give equal text."""
+        sizes = [MOONCAKE_BLOCK] * (self.input_len // MOONCAKE_BLOCK)
+        sizes.append(self.input_len % MOONCAKE_BLOCK)
+        parts = zip(sizes, self.block_ids, strict=False)
+        return " ".join(random_text(size, (seed, block)) for size, block in parts if size)
+
+
+def trace_lengths(path: Path) -> Iterator[TraceRow]:
+    """Every request of a trace. Raises LoadError, naming file and line."""
+    return _mooncake(path) if path.suffix == ".jsonl" else _lengths_csv(path)
 
 
 def _json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -137,44 +159,42 @@ def _texts(row: dict[str, Any], where: str) -> list[str]:
     return texts
 
 
-TraceRow = tuple[int, int, Conversation]
-"""Input length, output length (tokens), what to send."""
-
-
-def _mooncake(path: Path, seed: int) -> Iterator[TraceRow]:
+def _mooncake(path: Path) -> Iterator[TraceRow]:
     for where, row in _json_rows(path):
         try:
-            num_in, num_out = int(row["input_length"]), int(row["output_length"])
-            hashes, arrival_s = list(row["hash_ids"]), row["timestamp"] / 1000
+            yield TraceRow(
+                row["timestamp"] / 1000,
+                int(row["input_length"]),
+                int(row["output_length"]),
+                tuple(map(int, row["hash_ids"])),
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise LoadError(f"{where}: not a Mooncake trace row: {error!r}") from None
-        sizes = [MOONCAKE_BLOCK] * (num_in // MOONCAKE_BLOCK)
-        if num_in % MOONCAKE_BLOCK:
-            sizes.append(num_in % MOONCAKE_BLOCK)
-        parts = [
-            random_text(size, (seed, block)) for size, block in zip(sizes, hashes, strict=False)
-        ]
-        yield num_in, num_out, Conversation((Turn(" ".join(parts), num_out),), arrival_s)
 
 
-def _lengths_csv(path: Path, seed: int) -> Iterator[TraceRow]:
+def _lengths_csv(path: Path) -> Iterator[TraceRow]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
     except (OSError, UnicodeDecodeError) as error:
         raise LoadError(f"{path}: {error}") from None
+    first_block = 0
     for i, row in enumerate(rows):
         try:
-            if "TIMESTAMP" in row:
-                arrival_s = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()
-                num_in, num_out = int(row["ContextTokens"]), int(row["GeneratedTokens"])
-            else:
-                arrival_s = float(row["arrival_s"])
-                num_in, num_out = int(row["input_tokens"]), int(row["output_tokens"])
+            arrival_s, input_len, output_len = _csv_row(row)
         except (KeyError, TypeError, ValueError) as error:
             raise LoadError(f"{path}:{i + 2}: not a trace row: {error!r}") from None
-        turn = Turn(random_text(num_in, (seed, i)), num_out)
-        yield num_in, num_out, Conversation((turn,), arrival_s)
+        num_blocks = input_len // MOONCAKE_BLOCK + 1
+        blocks = tuple(range(first_block, first_block + num_blocks))
+        first_block += num_blocks
+        yield TraceRow(arrival_s, input_len, output_len, blocks)
+
+
+def _csv_row(row: dict[str, str]) -> tuple[float, int, int]:
+    if "TIMESTAMP" in row:
+        arrival_s = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()
+        return arrival_s, int(row["ContextTokens"]), int(row["GeneratedTokens"])
+    return float(row.get("arrival_s") or 0.0), int(row["input_tokens"]), int(row["output_tokens"])
 
 
 _COMMON = (
