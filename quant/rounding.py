@@ -6,14 +6,15 @@ can store. Per group, with the range [low, high] of its numbers widened to hold 
     asymmetric    s = (high - low) / (2^bits - 1)          z = -low / s rounded
     symmetric     s = 2 max|w| / (2^bits - 1)              z = 2^(bits - 1)
 
-s is rounded to fp16 first; q is chosen against what is stored. A range may be *shrunk* (clipped),
-which trades the largest numbers of a group for a finer grid. Exercised by
+s is rounded first to the type that the file stores; q is chosen against that. A range may be
+*shrunk* (clipped), which trades the largest numbers of a group for a finer grid. Exercised by
 `pytest tests/unit/quant/test_rounding.py`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,11 +27,15 @@ SHRINKS = tuple(1 - 0.05 * step for step in range(9))
 
 @dataclass(frozen=True, slots=True)
 class IntGrid:
-    """A kind of grid: how many bits, which inputs share it, whether 0 is its middle."""
+    """A kind of grid: how many bits, which inputs share it, whether 0 is its middle.
+
+    `scale_dtype` is float16 or bfloat16 (the `ml_dtypes` type).
+    """
 
     bits: int
     group_size: int
     symmetric: bool
+    scale_dtype: npt.DTypeLike = np.float16
 
     @property
     def largest(self) -> int:
@@ -40,9 +45,9 @@ class IntGrid:
 
 @dataclass(frozen=True, slots=True)
 class GroupScales:
-    """Scale (fp16) and zero point per group, [out, groups]."""
+    """Scale and zero point per group, [out, groups]."""
 
-    scale: npt.NDArray[np.float16]
+    scale: npt.NDArray[Any]
     zero: npt.NDArray[np.int32]
 
 
@@ -65,8 +70,8 @@ def fit_scales(weight: F32Array, grid: IntGrid, shrink: F32Array | float = 1.0) 
     if grid.symmetric:
         high = np.maximum(-low, high)
         low = -high
-    limit = np.finfo(np.float16).max
-    scale = np.minimum((high - low) / np.float32(grid.largest), limit).astype(np.float16)
+    limit = np.float32(np.finfo(np.float16).max)
+    scale = np.minimum((high - low) / np.float32(grid.largest), limit).astype(grid.scale_dtype)
     scale[scale == 0] = 1
     if grid.symmetric:
         return GroupScales(scale, np.full(scale.shape, 1 << (grid.bits - 1), np.int32))

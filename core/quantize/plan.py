@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hasten.core.options import ConfigurationError
@@ -14,6 +14,7 @@ from hasten.quant.formats.gptq import GptqLayer
 from hasten.quant.fp8 import Granularity
 from hasten.quant.methods import AwqMethod, Fp8Method, GptqMethod, NearestMethod
 from hasten.quant.rounding import IntGrid
+from ml_dtypes import bfloat16
 
 if TYPE_CHECKING:
     from hasten.core.models import DecoderConfig
@@ -50,8 +51,10 @@ def make_plan(options: QuantizeOptions, config: DecoderConfig) -> QuantizePlan:
         _refuse_kv(options, "GPTQ's")
         layer = GptqLayer(4, group_size, sym=True)
         return QuantizePlan(GptqMethod(grid), GptqFormat(layer), group_size)
+    # What reads compressed-tensors converts scales to the model's dtype: bf16 survives that.
+    method = NearestMethod(replace(grid, scale_dtype=bfloat16))
     scheme = IntScheme(grid.bits, group_size, symmetric)
-    return QuantizePlan(NearestMethod(grid), _compressed(scheme, static_kv=static_kv), group_size)
+    return QuantizePlan(method, _compressed(scheme, static_kv=static_kv), group_size)
 
 
 def _fp8_plan(options: QuantizeOptions, *, static_kv: bool) -> QuantizePlan:

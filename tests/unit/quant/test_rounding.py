@@ -14,13 +14,15 @@ from hasten.quant.rounding import (
     round_to_grid,
     search_shrink,
 )
+from ml_dtypes import bfloat16
 
 RNG = np.random.default_rng(12)
 GRIDS = [
-    IntGrid(bits, group, symmetric)
+    IntGrid(bits, group, symmetric, dtype)
     for bits in (4, 8)
     for group in (32, 64)
     for symmetric in (False, True)
+    for dtype in (np.float16, bfloat16)
 ]
 
 
@@ -36,7 +38,7 @@ def test_rounding_is_to_the_nearest_of_the_grid(grid: IntGrid) -> None:
     rounded = round_to_grid(weight, grid)
     for row, column in ((0, 0), (2, 63), (4, 127)):
         group = column // grid.group_size
-        points = (codes - scales.zero[row, group]) * np.float32(scales.scale[row, group])
+        points = (codes - scales.zero[row, group]) * scales.scale[row, group].astype(np.float32)
         nearest = points[np.abs(points - weight[row, column]).argmin()]
         assert rounded[row, column] == np.float32(nearest)
 
