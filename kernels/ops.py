@@ -114,6 +114,54 @@ class RmsNorm(Op):
 
 
 @dataclass(frozen=True, slots=True)
+class NormColumns(Op):
+    """x[:, start:stop] = y * rsqrt(mean(y^2) + eps) * weight, y being those columns, in place.
+
+    The norm of q or of k over all heads together. The sum of squares is fp32.
+    """
+
+    name: ClassVar[str] = "norm_columns"
+    x: Buffer
+    weight: WeightName
+    start: int
+    stop: int
+    eps: float
+
+    def reads(self) -> tuple[Buffer, ...]:
+        return (self.x,)
+
+    def writes(self) -> tuple[Buffer, ...]:
+        return (self.x,)
+
+    def weights(self) -> tuple[WeightName, ...]:
+        return (self.weight,)
+
+    def check(self) -> None:
+        inside = 0 <= self.start < self.stop <= self.x.width
+        _require(inside, self.name, f"no columns {self.start} to {self.stop} in {self.x.width}")
+
+
+@dataclass(frozen=True, slots=True)
+class AddScaled(Op):
+    """out += scale * x, in fp32, rounded once."""
+
+    name: ClassVar[str] = "add_scaled"
+    x: Buffer
+    out: Buffer
+    scale: float = 1.0
+
+    def reads(self) -> tuple[Buffer, ...]:
+        return (self.x, self.out)
+
+    def writes(self) -> tuple[Buffer, ...]:
+        return (self.out,)
+
+    def check(self) -> None:
+        _require(self.x.width == self.out.width, self.name, "widths differ")
+        _require(self.x.rows == self.out.rows, self.name, "x and out have different row symbols")
+
+
+@dataclass(frozen=True, slots=True)
 class Linear(Op):
     """out = x @ W^T (+ bias), W of any weight scheme, [out.width, x.width].
 
@@ -240,6 +288,91 @@ class ActMul(Op):
 
 
 @dataclass(frozen=True, slots=True)
+class Route(Op):
+    """The experts of each token: out = ids | weights, [T, 2 num_active], most likely first.
+
+    The weights are the largest entries of softmax(logits), logits being [T, num_experts], lowest
+    id first among equals; `renormalize` divides them by their sum. Ids are stored as whole numbers.
+    Source: Mixtral of Experts (Jiang et al., 2024), section 2.1.
+    """
+
+    name: ClassVar[str] = "route"
+    logits: Buffer
+    out: Buffer
+    num_active: int
+    renormalize: bool
+
+    def reads(self) -> tuple[Buffer, ...]:
+        return (self.logits,)
+
+    def writes(self) -> tuple[Buffer, ...]:
+        return (self.out,)
+
+    def check(self) -> None:
+        _require(1 <= self.num_active <= self.logits.width, self.name, "more active than experts")
+        _require(self.out.width == 2 * self.num_active, self.name, "out has wrong width")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedLinear(Op):
+    """out[t] = x_j W[e_j]^T for each expert e_j that `routing` gives token t, j < num_active.
+
+    W is [num_experts * num_parts * n, k]: experts one under the other, each of `num_parts` matrices
+    of n outputs (gate, up). x is [T, k], the same for all experts of a token, or
+    [T, num_active * k]. out is laid out by part, then by expert: column (p * num_active + j) * n
+    begins part p of e_j. Sums as in `Linear`.
+    """
+
+    name: ClassVar[str] = "grouped_linear"
+    x: Buffer
+    routing: Buffer
+    weight: WeightName
+    out: Buffer
+    num_experts: int
+    num_active: int
+    num_parts: int = 1
+
+    def reads(self) -> tuple[Buffer, ...]:
+        return (self.x, self.routing)
+
+    def writes(self) -> tuple[Buffer, ...]:
+        return (self.out,)
+
+    def weights(self) -> tuple[WeightName, ...]:
+        return (self.weight,)
+
+    @property
+    def part_width(self) -> int:
+        """Outputs of one part of one expert."""
+        return self.out.width // (self.num_active * self.num_parts)
+
+    def check(self) -> None:
+        whole = self.part_width * self.num_active * self.num_parts
+        _require(self.out.width == whole, self.name, "out does not divide by experts and parts")
+        _require(self.routing.width == 2 * self.num_active, self.name, "routing has wrong width")
+
+
+@dataclass(frozen=True, slots=True)
+class CombineExperts(Op):
+    """out = sum over j of weight_j * x_j, in rank order in fp32; x is [T, num_active * width]."""
+
+    name: ClassVar[str] = "combine_experts"
+    x: Buffer
+    routing: Buffer
+    out: Buffer
+
+    def reads(self) -> tuple[Buffer, ...]:
+        return (self.x, self.routing)
+
+    def writes(self) -> tuple[Buffer, ...]:
+        return (self.out,)
+
+    def check(self) -> None:
+        width = self.out.width * self.routing.width
+        _require(2 * self.x.width == width, self.name, "x is not num_active times as wide as out")
+
+
+@dataclass(frozen=True, slots=True)
 class GatherRows(Op):
     """out[l] = x[logit_rows[l]]: the head of the program starts here, with L rows."""
 
@@ -275,6 +408,22 @@ class Tap(Op):
 
     def check(self) -> None:
         _require(self.x.width == self.out.width, self.name, "widths differ")
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleLogits(Op):
+    """logits = softcap * tanh(scale * logits / softcap), in place; without softcap, only scaled."""
+
+    name: ClassVar[str] = "scale_logits"
+    logits: Buffer
+    scale: float = 1.0
+    softcap: float | None = None
+
+    def reads(self) -> tuple[Buffer, ...]:
+        return (self.logits,)
+
+    def writes(self) -> tuple[Buffer, ...]:
+        return (self.logits,)
 
 
 @dataclass(frozen=True, slots=True)

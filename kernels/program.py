@@ -105,6 +105,15 @@ class Program:
         self.buffers.append(made)
         return made
 
+    def shared_buffer(self, name: str, rows: Rows, width: int, dtype: DType) -> Buffer:
+        """The buffer of this name, declared when first asked for: layers use the same ones."""
+        for made in self.buffers:
+            if made.name == name:
+                if (made.rows, made.width, made.dtype) != (rows, width, dtype):
+                    raise ValueError(f"buffer {name!r} is asked for in another shape")
+                return made
+        return self.buffer(name, rows, width, dtype)
+
     def add(self, op: Op) -> None:
         """Append one op. Raises ValueError when its operands do not belong to this program."""
         for operand in (*op.reads(), *op.writes()):

@@ -225,6 +225,17 @@ class StackedWeight:
     def dequantize(self) -> F32Array:
         return np.concatenate([part.dequantize() for part in self.parts])
 
+    def take_rows(self, rows: slice) -> Weight:
+        """Rows rows.start .. rows.stop, in as many parts as they touch."""
+        taken: list[Matrix] = []
+        begin = 0
+        for part in self.parts:
+            start, stop = max(rows.start - begin, 0), min(rows.stop - begin, part.shape[0])
+            if start < stop:
+                taken.append(part.take_rows(slice(start, stop)))
+            begin += part.shape[0]
+        return taken[0] if len(taken) == 1 else StackedWeight(tuple(taken))
+
 
 Weight = Matrix | StackedWeight
 

@@ -11,13 +11,19 @@ from hasten.kernels.backend import UnsupportedOpError
 from hasten.kernels.dtypes import DType
 from hasten.kernels.reference import (
     act_mul,
+    add_scaled,
+    combine_experts,
     embed,
     gather_rows,
+    grouped_linear,
     linear,
+    norm_columns,
     paged_attention,
     rms_norm,
     rope_store_kv,
+    route,
     sample,
+    scale_logits,
     tap,
 )
 from hasten.kernels.reference.binding import Binder
@@ -34,11 +40,17 @@ if TYPE_CHECKING:
 _MODULES: dict[type[ops.Op], ModuleType] = {
     ops.Embed: embed,
     ops.RmsNorm: rms_norm,
+    ops.NormColumns: norm_columns,
+    ops.AddScaled: add_scaled,
     ops.Linear: linear,
     ops.RopeStoreKV: rope_store_kv,
     ops.PagedAttention: paged_attention,
     ops.ActMul: act_mul,
+    ops.Route: route,
+    ops.GroupedLinear: grouped_linear,
+    ops.CombineExperts: combine_experts,
     ops.GatherRows: gather_rows,
+    ops.ScaleLogits: scale_logits,
     ops.Tap: tap,
     ops.Sample: sample,
 }
@@ -65,6 +77,10 @@ class ReferenceBackend:
                 return f"activations of {buffer.dtype}"
         reason: str | None = module.supports(op, weights)
         return reason
+
+    def describe(self, op: ops.Op, _weights: Mapping[WeightName, Weight]) -> str:
+        """Which implementation serves an op that is supported."""
+        return linear.describe(op, self._device) if isinstance(op, ops.Linear) else "torch"
 
     def kv_block_bytes(self, spec: KVGroupSpec, block_size: int) -> int:
         self._check_kv(spec)

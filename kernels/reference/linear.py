@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody gives it)
-from hasten.kernels.reference.binding import MIN_ROWS, Activation, to_tensor
+from hasten.kernels.reference.binding import MIN_ROWS, TORCH_DTYPES, Activation, to_tensor
 from hasten.kernels.reference.fp8_activations import make_quantizer
 from hasten.kernels.weights import Fp8Weight, StackedWeight
 
@@ -51,10 +51,7 @@ def bind(op: ops.Linear, binder: Binder) -> Kernel:
     x, out = binder.activation(op.x), binder.activation(op.out)
     dtype = torch.promote_types(x.data.dtype, out.data.dtype)
     bias = None if op.bias is None else binder.tensor(op.bias, dtype)
-    products = [
-        (_part_product(part, part_bias, dtype, binder.device), columns)
-        for part, part_bias, columns in _parts(binder.weight(op.weight), bias)
-    ]
+    products = make_products(binder.weight(op.weight), bias, dtype, binder.device)
     if len(products) == 1:
         return _whole(x, out, products[0][0], dtype)
 
@@ -64,6 +61,16 @@ def bind(op: ops.Linear, binder: Binder) -> Kernel:
             out.rows[:, columns].copy_(product(rows)[: len(out.rows)])
 
     return stacked
+
+
+def make_products(
+    weight: Weight, bias: torch.Tensor | None, dtype: torch.dtype, device: torch.device
+) -> list[tuple[Product, slice]]:
+    """The products of a weight's matrices, in order, each with the output columns that it fills."""
+    return [
+        (_part_product(part, part_bias, dtype, device), columns)
+        for part, part_bias, columns in _parts(weight, bias)
+    ]
 
 
 def _part_product(
@@ -104,13 +111,21 @@ def _parts(
 
 def make_product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
     """The row-invariant product with `weight` [out, in] that this machine has."""
-    return _packed(weight, bias) if _has_onednn(weight) else _padded(weight, bias)
+    if _has_onednn(weight.dtype, weight.device):
+        return _packed(weight, bias)
+    return _padded(weight, bias)
 
 
-def _has_onednn(weight: torch.Tensor) -> bool:
-    if weight.device.type != "cpu" or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+def describe(op: ops.Linear, device: torch.device) -> str:
+    """Which product serves an op."""
+    dtype = torch.promote_types(TORCH_DTYPES[op.x.dtype], TORCH_DTYPES[op.out.dtype])
+    return "torch, oneDNN prepacked" if _has_onednn(dtype, device) else "torch, rows padded"
+
+
+def _has_onednn(dtype: torch.dtype, device: torch.device) -> bool:
+    if device.type != "cpu" or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
-    return weight.dtype == torch.float32 or bool(_onednn("_is_mkldnn_bf16_supported")())
+    return dtype == torch.float32 or bool(_onednn("_is_mkldnn_bf16_supported")())
 
 
 def _onednn(name: str) -> Callable[..., Any]:
