@@ -88,6 +88,14 @@ class Fields:
             raise self.error(name, f"must be an integer or a list of them, got {_show(value)}")
         return tuple(items)
 
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """A list of finite numbers above 0."""
+        value = self.raw(name)
+        if not isinstance(value, list):
+            raise self.error(name, f"must be a list of numbers, got {_show(value)}")
+        items = Fields({str(idx): item for idx, item in enumerate(value)}, self.where, f"{name}.")
+        return tuple(items.number(str(idx)) for idx in range(len(value)))
+
     def string_values(self) -> dict[str, str]:
         """All of the mapping, whose every value must be a string."""
         for name in self._values:

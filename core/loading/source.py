@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
+import numpy as np
 from hasten.core.loading.errors import LoadError
 from hasten.core.models import TensorSpec, WeightSpec
 from hasten.kernels.program import WeightName
@@ -66,6 +67,8 @@ def check_tensors(tensors: Iterable[TensorSpec], source: TensorSource) -> None:
 
 def _read_weight(spec: WeightSpec, source: TensorSource) -> Weight:
     parts = [source.read(part.key) for part in spec.parts]
+    if spec.offset:
+        parts = [DenseWeight(part.dequantize() + np.float32(spec.offset)) for part in parts]
     if len(spec.parts[0].shape) == 1:
         return _concatenate_vectors(parts)
     return parts[0] if len(parts) == 1 else stack(parts)

@@ -6,20 +6,67 @@ Exercised by `pytest tests/unit/loading tests/cpu/models`.
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 from hasten.kernels.ops import Activation, Rope
 
 MAX_LAYERS = 4096
 MAX_HEAD_SIZE = 4096
+MAX_EXPERTS = 4096
 """Beyond these a number is damage, and believing it would cost memory before anything else."""
+
+NO_ROPE = Rope(())
+"""What layers without positions have: nothing is rotated."""
+
+
+class NormPlacement(enum.Enum):
+    """Where the RMS norms of a block (attention, MLP) stand."""
+
+    BEFORE = "before"  # x + block(norm(x)): Llama and most others
+    AFTER = "after"  # x + norm(block(x)): OLMo 2
+    AROUND = "around"  # x + norm(block(norm(x))): Gemma 2 and 3
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts in the place of every MLP.
+
+    Each token goes through the `num_active` of `num_experts` gated MLPs that its router finds most
+    likely. Their outputs are added with the router's probabilities (softmax over all experts),
+    which `renormalize` scales to a sum of 1. `tensor_names` is how the checkpoint names them:
+    module of the block, then gate, up and down projection of an expert.
+    """
+
+    num_experts: int
+    num_active: int
+    intermediate_size: int
+    renormalize: bool
+    tensor_names: tuple[str, str, str, str] = ("mlp", "gate_proj", "up_proj", "down_proj")
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_experts <= MAX_EXPERTS:
+            raise ValueError(f"num_experts must be from 1 to {MAX_EXPERTS}, got {self.num_experts}")
+        if not 1 <= self.num_active <= self.num_experts:
+            raise ValueError(f"{self.num_active} active experts of {self.num_experts}")
+        if self.intermediate_size < 1:
+            raise ValueError(f"intermediate_size of experts is {self.intermediate_size}")
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """A decoder-only transformer: RMS norms, rotary positions, grouped-query attention, gated MLP.
+    """A decoder-only transformer: RMS norms, rotary positions, grouped-query attention, gated MLPs.
 
-    `windows` holds, per layer, how many most recent tokens attention reads (None: all of them).
+    Per layer: `windows` holds how many most recent tokens attention reads (None: all of them);
+    layers with a window rotate by `window_rope`, where that is given; those in `unrotated_layers`
+    do not rotate at all.
+
+    `norm_offset` is what the checkpoint leaves out of its norm weights (Gemma multiplies by 1 + w).
+    `qk_norm` normalises each head of q and k, `joint_qk_norm` all heads together. Attention scores
+    are multiplied by `attention_scale` (None: head_size ** -0.5), embeddings and what each block
+    adds by their multipliers, logits by `logit_scale`; soft caps are c * tanh(x / c).
+    `fused_projections`: the checkpoint holds q | k | v and gate | up as one tensor each.
+
     Raises ValueError, naming the field, when the numbers do not fit together.
     """
 
@@ -41,6 +88,19 @@ class DecoderConfig:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    joint_qk_norm: bool = False
+    norms: NormPlacement = NormPlacement.BEFORE
+    norm_offset: float = 0.0
+    fused_projections: bool = False
+    experts: Experts | None = None
+    window_rope: Rope | None = None
+    unrotated_layers: frozenset[int] = frozenset()
+    attention_scale: float | None = None
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
+    logit_scale: float = 1.0
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
 
     def __post_init__(self) -> None:
         for field in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads"):
@@ -50,12 +110,15 @@ class DecoderConfig:
             raise ValueError(
                 f"num_kv_heads must divide num_heads: {self.num_kv_heads} and {self.num_heads}"
             )
-        if self.rope.rotary_dim > self.head_size:
-            raise ValueError(
-                f"the rotary dimension {self.rope.rotary_dim} exceeds head_size {self.head_size}"
-            )
+        for rope in (self.rope, self.window_rope or self.rope):
+            if rope.rotary_dim > self.head_size:
+                raise ValueError(
+                    f"the rotary dimension {rope.rotary_dim} exceeds head_size {self.head_size}"
+                )
         if len(self.windows) != self.num_layers:
             raise ValueError(f"{len(self.windows)} attention windows for {self.num_layers} layers")
+        if self.experts is not None and self.mlp_bias:
+            raise ValueError("experts with biases are not supported")
 
     @property
     def q_width(self) -> int:
@@ -64,3 +127,15 @@ class DecoderConfig:
     @property
     def kv_width(self) -> int:
         return self.num_kv_heads * self.head_size
+
+    @property
+    def qkv_width(self) -> int:
+        return self.q_width + 2 * self.kv_width
+
+    def rope_of(self, layer_idx: int) -> Rope:
+        """What a layer rotates its q and k by."""
+        if layer_idx in self.unrotated_layers:
+            return NO_ROPE
+        if self.window_rope is not None and self.windows[layer_idx] is not None:
+            return self.window_rope
+        return self.rope

@@ -1,4 +1,4 @@
-"""The decoder, recorded once as a step program: Llama, SmolLM2, Mistral, Qwen2 and Qwen3.
+"""The decoder, recorded once as a step program, for every family that we know.
 
 What tells the families apart is data (`DecoderConfig`), so there is one recording for all:
 
@@ -7,7 +7,9 @@ What tells the families apart is data (`DecoderConfig`), so there is one recordi
                  residual += o, norm -> gate_up -> act_mul -> down      (added by the next norm)
     rows that want logits:  gather -> residual += down, norm -> lm_head -> sample
 
-Activations live in a handful of buffers that all layers share. Exercised by
+Norms after a block come between `o` or `down` and the addition. Where a block has no norm before
+it, or what is added is scaled first, the addition is an op of its own. Activations live in a
+handful of buffers that all layers share. Exercised by
 `pytest tests/unit/loading/test_decoder.py tests/cpu/models`.
 """
 
@@ -15,135 +17,217 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hasten.core.models.config import DecoderConfig
+import numpy as np
+from hasten.core.models.config import DecoderConfig, NormPlacement
+from hasten.core.models.experts import record_experts
 from hasten.core.models.kv import KVFormat, kv_groups, kv_layers
 from hasten.core.models.weights import EMBED, FINAL_NORM, LM_HEAD, layer_weight
 from hasten.kernels.dtypes import DType
 from hasten.kernels.ops import (
     ActMul,
+    AddScaled,
     Embed,
     GatherRows,
     Linear,
+    NormColumns,
     PagedAttention,
     RmsNorm,
     RopeStoreKV,
     Sample,
+    ScaleLogits,
 )
-from hasten.kernels.program import (
-    Buffer,
-    Program,
-    Rows,
-    WeightName,
-)
+from hasten.kernels.program import Buffer, KVLayer, Program, Rows, WeightName
+from ml_dtypes import bfloat16
 
 
 def build_program(config: DecoderConfig, activation_dtype: DType, kv_format: KVFormat) -> Program:
     """Record the whole step, from token ids to sampled tokens."""
     program = Program(config.vocab_size, kv_groups(config, kv_format))
-    buffers = _Buffers.declare(program, config, activation_dtype)
-    program.add(Embed(EMBED, buffers.residual))
-    for layer_idx in range(config.num_layers):
-        _record_layer(program, config, buffers, layer_idx, kv_format)
-    _record_head(program, config, buffers)
+    stream = _Stream.begin(program, config, activation_dtype)
+    for layer_idx, kv in enumerate(kv_layers(config, kv_format)):
+        layer = _Layer(program, config, layer_idx, activation_dtype)
+        layer.attend(stream, kv, kv_format.scales.get(layer_idx))
+        layer.feed_forward(stream)
+    _record_head(stream)
     return program
 
 
-@dataclass(frozen=True, slots=True)
-class _Buffers:
-    """The activations that every layer overwrites, all [T, width]."""
+@dataclass(slots=True)
+class _Stream:
+    """The residual stream: what blocks read from it and add to it.
 
+    `pending` is what the last block adds; it is added when the next one, or the head, reads.
+    """
+
+    program: Program
+    config: DecoderConfig
     residual: Buffer
-    delta: Buffer  # what the last block adds to the residual; the next norm adds it
+    delta: Buffer  # [T, hidden], where blocks leave their output
     normed: Buffer
-    qkv: Buffer
-    attention: Buffer
-    gate_up: Buffer
-    mlp: Buffer
+    post: Buffer | None  # `delta` after a norm
+    pending: Buffer | None = None
 
     @classmethod
-    def declare(cls, program: Program, config: DecoderConfig, dtype: DType) -> _Buffers:
-        def tokens(name: str, width: int) -> Buffer:
-            return program.buffer(name, Rows.TOKENS, width, dtype)
+    def begin(cls, program: Program, config: DecoderConfig, dtype: DType) -> _Stream:
+        """Record the embedding."""
 
-        return cls(
-            residual=tokens("residual", config.hidden_size),
-            delta=tokens("delta", config.hidden_size),
-            normed=tokens("normed", config.hidden_size),
-            qkv=tokens("qkv", config.q_width + 2 * config.kv_width),
-            attention=tokens("attention", config.q_width),
-            gate_up=tokens("gate_up", 2 * config.intermediate_size),
-            mlp=tokens("mlp", config.intermediate_size),
+        def tokens(name: str) -> Buffer:
+            return program.buffer(name, Rows.TOKENS, config.hidden_size, dtype)
+
+        has_post = config.norms is not NormPlacement.BEFORE
+        residual, delta, normed = tokens("residual"), tokens("delta"), tokens("normed")
+        program.add(Embed(EMBED, residual, _as_stored(config.embedding_multiplier, dtype)))
+        return cls(program, config, residual, delta, normed, tokens("post") if has_post else None)
+
+    def enter(self, norm: WeightName) -> Buffer:
+        """What a block reads; `norm` stands before it if the family has norms there."""
+        if self.config.norms is NormPlacement.AFTER:
+            self._add_pending()
+            return self.residual
+        self.record_norm(norm, self.residual, self.normed)
+        return self.normed
+
+    def leave(self, norm: WeightName) -> None:
+        """Take `delta` as what a block adds; `norm` stands after it if the family has such."""
+        self.pending = self.delta
+        if self.post is not None:
+            self.program.add(RmsNorm(self.delta, norm, self.post, self.config.rms_norm_eps))
+            self.pending = self.post
+
+    def record_norm(self, norm: WeightName, residual: Buffer, out: Buffer) -> None:
+        """Add what is pending to `residual` and normalise it."""
+        eps = self.config.rms_norm_eps
+        if self.pending is not None and self.config.residual_multiplier == 1.0:
+            self.program.add(RmsNorm(self.pending, norm, out, eps, residual=residual))
+        else:
+            self._add_pending()
+            self.program.add(RmsNorm(residual, norm, out, eps))
+        self.pending = None
+
+    def gather(self) -> Buffer:
+        """Go on with the rows that want logits; returns their residual."""
+        gathered = self._logit_rows(self.residual)
+        if self.pending is not None:
+            self.pending = self._logit_rows(self.pending)
+        self.residual = gathered
+        return gathered
+
+    def _add_pending(self) -> None:
+        if self.pending is not None:
+            scale = self.config.residual_multiplier
+            self.program.add(AddScaled(self.pending, self.residual, scale))
+        self.pending = None
+
+    def _logit_rows(self, source: Buffer) -> Buffer:
+        name = f"head.{source.name}"
+        gathered = self.program.buffer(name, Rows.LOGITS, source.width, source.dtype)
+        self.program.add(GatherRows(source, gathered))
+        return gathered
+
+
+def _as_stored(multiplier: float, dtype: DType) -> float:
+    """Rounded to the activations' dtype, as Gemma's published code does and was trained with."""
+    return float(bfloat16(multiplier)) if dtype is DType.BF16 else float(np.float32(multiplier))
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """The two blocks of one layer."""
+
+    program: Program
+    config: DecoderConfig
+    layer_idx: int
+    dtype: DType
+
+    def attend(self, stream: _Stream, kv: KVLayer, kv_scales: tuple[float, float] | None) -> None:
+        config = self.config
+        qkv = self._buffer("qkv", config.qkv_width)
+        attention = self._buffer("attention", config.q_width)
+        x = stream.enter(self._name("input_norm"))
+        self._linear(x, "qkv", qkv, config.qkv_bias)
+        self._rotate_and_store(qkv, kv, kv_scales)
+        self._attention(qkv, attention, kv)
+        self._linear(attention, "o", stream.delta, config.o_bias)
+        stream.leave(self._name("post_attention_norm"))
+
+    def feed_forward(self, stream: _Stream) -> None:
+        x = stream.enter(self._name("mlp_norm"))
+        if self.config.experts is None:
+            self._dense_mlp(x, stream.delta)
+        else:
+            record_experts(self.program, self.config, self.layer_idx, x, stream.delta)
+        stream.leave(self._name("post_mlp_norm"))
+
+    def _dense_mlp(self, x: Buffer, out: Buffer) -> None:
+        config = self.config
+        gate_up = self._buffer("gate_up", 2 * config.intermediate_size)
+        mlp = self._buffer("mlp", config.intermediate_size)
+        self._linear(x, "gate_up", gate_up, config.mlp_bias)
+        self.program.add(ActMul(gate_up, mlp, config.activation))
+        self._linear(mlp, "down", out, config.mlp_bias)
+
+    def _rotate_and_store(
+        self, qkv: Buffer, kv: KVLayer, kv_scales: tuple[float, float] | None
+    ) -> None:
+        config = self.config
+        if config.joint_qk_norm:
+            self._joint_norms(qkv)
+        self.program.add(
+            RopeStoreKV(
+                qkv=qkv,
+                kv=kv,
+                num_heads=config.num_heads,
+                num_kv_heads=config.num_kv_heads,
+                head_size=config.head_size,
+                rope=config.rope_of(self.layer_idx),
+                q_norm=self._name("q_norm") if config.qk_norm else None,
+                k_norm=self._name("k_norm") if config.qk_norm else None,
+                norm_eps=config.rms_norm_eps,
+                kv_scales=kv_scales,
+            )
         )
 
+    def _joint_norms(self, qkv: Buffer) -> None:
+        q, k = self.config.q_width, self.config.q_width + self.config.kv_width
+        eps = self.config.rms_norm_eps
+        self.program.add(NormColumns(qkv, self._name("q_norm"), 0, q, eps))
+        self.program.add(NormColumns(qkv, self._name("k_norm"), q, k, eps))
 
-def _record_layer(
-    program: Program, config: DecoderConfig, buffers: _Buffers, layer_idx: int, kv_format: KVFormat
-) -> None:
-    def name(weight: str) -> WeightName:
-        return layer_weight(layer_idx, weight)
-
-    def linear(x: Buffer, weight: str, out: Buffer, has_bias: bool) -> None:
-        bias = name(f"{weight}_bias") if has_bias else None
-        program.add(Linear(x, name(weight), out, bias))
-
-    eps = config.rms_norm_eps
-    if layer_idx == 0:
-        program.add(RmsNorm(buffers.residual, name("input_norm"), buffers.normed, eps))
-    else:
-        program.add(_add_norm(buffers, name("input_norm"), eps))
-    linear(buffers.normed, "qkv", buffers.qkv, config.qkv_bias)
-    _record_attention(program, config, buffers, layer_idx, kv_format)
-    linear(buffers.attention, "o", buffers.delta, config.o_bias)
-    program.add(_add_norm(buffers, name("post_attention_norm"), eps))
-    linear(buffers.normed, "gate_up", buffers.gate_up, config.mlp_bias)
-    program.add(ActMul(buffers.gate_up, buffers.mlp, config.activation))
-    linear(buffers.mlp, "down", buffers.delta, config.mlp_bias)
-
-
-def _add_norm(buffers: _Buffers, weight: WeightName, eps: float) -> RmsNorm:
-    return RmsNorm(buffers.delta, weight, buffers.normed, eps, residual=buffers.residual)
-
-
-def _record_attention(
-    program: Program, config: DecoderConfig, buffers: _Buffers, layer_idx: int, kv_format: KVFormat
-) -> None:
-    kv = kv_layers(config, kv_format)[layer_idx]
-    program.add(
-        RopeStoreKV(
-            qkv=buffers.qkv,
-            kv=kv,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_size=config.head_size,
-            rope=config.rope,
-            q_norm=layer_weight(layer_idx, "q_norm") if config.qk_norm else None,
-            k_norm=layer_weight(layer_idx, "k_norm") if config.qk_norm else None,
-            norm_eps=config.rms_norm_eps,
-            kv_scales=kv_format.scales.get(layer_idx),
+    def _attention(self, qkv: Buffer, out: Buffer, kv: KVLayer) -> None:
+        config = self.config
+        scale = config.attention_scale
+        self.program.add(
+            PagedAttention(
+                qkv=qkv,
+                out=out,
+                kv=kv,
+                num_heads=config.num_heads,
+                num_kv_heads=config.num_kv_heads,
+                head_size=config.head_size,
+                scale=config.head_size**-0.5 if scale is None else scale,
+                window=config.windows[self.layer_idx],
+                softcap=config.attention_softcap,
+            )
         )
-    )
-    program.add(
-        PagedAttention(
-            qkv=buffers.qkv,
-            out=buffers.attention,
-            kv=kv,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_size=config.head_size,
-            scale=config.head_size**-0.5,
-            window=config.windows[layer_idx],
-        )
-    )
+
+    def _linear(self, x: Buffer, weight: str, out: Buffer, has_bias: bool) -> None:
+        bias = self._name(f"{weight}_bias") if has_bias else None
+        self.program.add(Linear(x, self._name(weight), out, bias))
+
+    def _name(self, weight: str) -> WeightName:
+        return layer_weight(self.layer_idx, weight)
+
+    def _buffer(self, name: str, width: int) -> Buffer:
+        return self.program.shared_buffer(name, Rows.TOKENS, width, self.dtype)
 
 
-def _record_head(program: Program, config: DecoderConfig, buffers: _Buffers) -> None:
-    dtype = buffers.residual.dtype
-    residual = program.buffer("head.residual", Rows.LOGITS, config.hidden_size, dtype)
-    delta = program.buffer("head.delta", Rows.LOGITS, config.hidden_size, dtype)
-    normed = program.buffer("head.normed", Rows.LOGITS, config.hidden_size, dtype)
+def _record_head(stream: _Stream) -> None:
+    program, config = stream.program, stream.config
+    residual = stream.gather()
+    normed = program.buffer("head.normed", Rows.LOGITS, config.hidden_size, residual.dtype)
     logits = program.buffer("logits", Rows.LOGITS, config.vocab_size, DType.F32)
-    program.add(GatherRows(buffers.residual, residual))
-    program.add(GatherRows(buffers.delta, delta))
-    program.add(RmsNorm(delta, FINAL_NORM, normed, config.rms_norm_eps, residual=residual))
+    stream.record_norm(FINAL_NORM, residual, normed)
     program.add(Linear(normed, EMBED if config.tie_word_embeddings else LM_HEAD, logits))
+    if config.logit_scale != 1.0 or config.logit_softcap is not None:
+        program.add(ScaleLogits(logits, config.logit_scale, config.logit_softcap))
     program.add(Sample(logits))

@@ -1,17 +1,17 @@
 """Which weights a decoder has, and from which checkpoint tensors each is made.
 
-A weight is one or several tensors stacked along their outputs (q | k | v, gate | up). Tensors are
-named as Hugging Face checkpoints name them; other formats translate. Each matrix also declares how
-it is cut over devices that share a layer.
+A weight is one or several tensors stacked along their outputs (q | k | v, gate | up, expert after
+expert). Tensors are named as Hugging Face checkpoints name them; other formats translate. Each
+matrix also declares how it is cut over devices that share a layer.
 Exercised by `pytest tests/unit/loading/test_decoder.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hasten.core.models.config import DecoderConfig
+from hasten.core.models.config import DecoderConfig, Experts, NormPlacement
 from hasten.kernels.program import WeightName
 from hasten.kernels.weights import Split
 
@@ -26,12 +26,16 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class WeightSpec:
-    """One weight of the program. `quantizable` ones are what `--quantization` converts."""
+    """One weight of the program. `quantizable` ones are what `--quantization` converts.
+
+    `offset` is added to the numbers of the checkpoint.
+    """
 
     name: WeightName
     parts: tuple[TensorSpec, ...]
     split: Split
     quantizable: bool = False
+    offset: float = 0.0
 
 
 EMBED = WeightName("embed")
@@ -40,6 +44,24 @@ LM_HEAD = WeightName("lm_head")
 LM_HEAD_KEY = "lm_head.weight"
 EMBED_KEY = "model.embed_tokens.weight"
 
+BLOCK_NORMS: dict[NormPlacement, dict[str, str]] = {
+    NormPlacement.BEFORE: {
+        "input_norm": "input_layernorm",
+        "mlp_norm": "post_attention_layernorm",
+    },
+    NormPlacement.AFTER: {
+        "post_attention_norm": "post_attention_layernorm",
+        "post_mlp_norm": "post_feedforward_layernorm",
+    },
+    NormPlacement.AROUND: {
+        "input_norm": "input_layernorm",
+        "post_attention_norm": "post_attention_layernorm",
+        "mlp_norm": "pre_feedforward_layernorm",
+        "post_mlp_norm": "post_feedforward_layernorm",
+    },
+}
+"""The norms of a layer's blocks and the modules that checkpoints keep them in."""
+
 
 def layer_weight(layer_idx: int, name: str) -> WeightName:
     """The name of a weight of one layer, as in `layers.3.qkv`."""
@@ -47,55 +69,93 @@ def layer_weight(layer_idx: int, name: str) -> WeightName:
 
 
 def weight_specs(config: DecoderConfig) -> Iterator[WeightSpec]:
-    """Every weight of the model, in the order in which a step reads them."""
+    """Every weight of the model, layer by layer."""
     table = (config.vocab_size, config.hidden_size)
     yield WeightSpec(EMBED, (TensorSpec(EMBED_KEY, table),), Split.REPLICATED)
     for layer_idx in range(config.num_layers):
         yield from _layer_specs(config, layer_idx)
     norm = TensorSpec("model.norm.weight", (config.hidden_size,))
-    yield WeightSpec(FINAL_NORM, (norm,), Split.REPLICATED)
+    yield WeightSpec(FINAL_NORM, (norm,), Split.REPLICATED, offset=config.norm_offset)
     if not config.tie_word_embeddings:
         yield WeightSpec(LM_HEAD, (TensorSpec(LM_HEAD_KEY, table),), Split.COLUMN)
 
 
 def _layer_specs(config: DecoderConfig, layer_idx: int) -> Iterator[WeightSpec]:
-    hidden, mlp = config.hidden_size, config.intermediate_size
-    q, kv = config.q_width, config.kv_width
-    layer = _Layer(layer_idx)
-    yield layer.vector("input_norm", "input_layernorm", hidden)
-    qkv = (("self_attn.q_proj", q), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv))
-    yield from layer.linear("qkv", qkv, hidden, Split.COLUMN, config.qkv_bias)
-    if config.qk_norm:
-        yield layer.vector("q_norm", "self_attn.q_norm", config.head_size)
-        yield layer.vector("k_norm", "self_attn.k_norm", config.head_size)
+    layer = _Layer(layer_idx, config.norm_offset)
+    for name, module in BLOCK_NORMS[config.norms].items():
+        yield layer.norm(name, module, config.hidden_size)
+    yield from _attention_specs(config, layer)
+    if config.experts is None:
+        yield from _mlp_specs(config, layer)
+    else:
+        yield from _expert_specs(config.experts, config.hidden_size, layer)
+
+
+def _attention_specs(config: DecoderConfig, layer: _Layer) -> Iterator[WeightSpec]:
+    hidden, q, kv = config.hidden_size, config.q_width, config.kv_width
+    parts: Modules = (("self_attn.q_proj", q), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv))
+    if config.fused_projections:
+        parts = (("self_attn.qkv_proj", config.qkv_width),)
+    yield from layer.linear("qkv", parts, hidden, Split.COLUMN, config.qkv_bias)
+    if config.qk_norm or config.joint_qk_norm:
+        widths = (q, kv) if config.joint_qk_norm else (config.head_size,) * 2
+        yield layer.norm("q_norm", "self_attn.q_norm", widths[0])
+        yield layer.norm("k_norm", "self_attn.k_norm", widths[1])
     yield from layer.linear("o", (("self_attn.o_proj", hidden),), q, Split.ROW, config.o_bias)
-    yield layer.vector("post_attention_norm", "post_attention_layernorm", hidden)
-    gate_up = (("mlp.gate_proj", mlp), ("mlp.up_proj", mlp))
-    yield from layer.linear("gate_up", gate_up, hidden, Split.COLUMN, config.mlp_bias)
-    yield from layer.linear("down", (("mlp.down_proj", hidden),), mlp, Split.ROW, config.mlp_bias)
+
+
+def _mlp_specs(config: DecoderConfig, layer: _Layer) -> Iterator[WeightSpec]:
+    hidden, mlp, has_bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+    parts: Modules = (("mlp.gate_proj", mlp), ("mlp.up_proj", mlp))
+    if config.fused_projections:
+        parts = (("mlp.gate_up_proj", 2 * mlp),)
+    yield from layer.linear("gate_up", parts, hidden, Split.COLUMN, has_bias)
+    yield from layer.linear("down", (("mlp.down_proj", hidden),), mlp, Split.ROW, has_bias)
+
+
+def _expert_specs(experts: Experts, hidden: int, layer: _Layer) -> Iterator[WeightSpec]:
+    """Router and experts; whole experts would go to devices, which `Split` does not say yet."""
+    block, gate, up, down = experts.tensor_names
+    mlp, ids = experts.intermediate_size, range(experts.num_experts)
+    yield layer.matrix("router", ((f"{block}.gate", experts.num_experts),), hidden)
+    gate_up = [(f"{block}.experts.{idx}.{name}", mlp) for idx in ids for name in (gate, up)]
+    yield layer.matrix("expert_gate_up", gate_up, hidden, quantizable=True)
+    downs = [(f"{block}.experts.{idx}.{down}", hidden) for idx in ids]
+    yield layer.matrix("expert_down", downs, mlp, quantizable=True)
+
+
+Modules = Sequence[tuple[str, int]]
+"""The modules of a checkpoint that make up one matrix, each with its number of outputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
     layer_idx: int
+    norm_offset: float
 
-    def vector(self, name: str, module: str, width: int) -> WeightSpec:
+    def norm(self, name: str, module: str, width: int) -> WeightSpec:
         tensor = TensorSpec(self._key(module, "weight"), (width,))
-        return WeightSpec(layer_weight(self.layer_idx, name), (tensor,), Split.REPLICATED)
+        weight = layer_weight(self.layer_idx, name)
+        return WeightSpec(weight, (tensor,), Split.REPLICATED, offset=self.norm_offset)
 
-    def linear(
+    def matrix(
         self,
         name: str,
-        modules: tuple[tuple[str, int], ...],
+        modules: Modules,
         in_features: int,
-        split: Split,
-        has_bias: bool,
-    ) -> Iterator[WeightSpec]:
-        """The matrix, made of (module, outputs) parts, and its bias if it has one."""
-        matrices = tuple(
+        split: Split = Split.REPLICATED,
+        quantizable: bool = False,
+    ) -> WeightSpec:
+        parts = tuple(
             TensorSpec(self._key(module, "weight"), (out, in_features)) for module, out in modules
         )
-        yield WeightSpec(layer_weight(self.layer_idx, name), matrices, split, quantizable=True)
+        return WeightSpec(layer_weight(self.layer_idx, name), parts, split, quantizable)
+
+    def linear(
+        self, name: str, modules: Modules, in_features: int, split: Split, has_bias: bool
+    ) -> Iterator[WeightSpec]:
+        """The matrix, and its bias if it has one."""
+        yield self.matrix(name, modules, in_features, split, quantizable=True)
         if has_bias:
             biases = tuple(TensorSpec(self._key(module, "bias"), (out,)) for module, out in modules)
             # Row-split products are summed over devices; their bias is added once, after that.

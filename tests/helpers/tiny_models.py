@@ -33,6 +33,22 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.75,
+    "original_max_position_embeddings": 32,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+    "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+}
+GEMMA: dict[str, Any] = {"head_dim": 24, "query_pre_attn_scalar": 20}
+
 TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 24}),
@@ -59,6 +75,89 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
     ),
     "qwen3": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+    "qwen3-yarn-rope": ("Qwen3", {"head_dim": 32, "rope_parameters": YARN_ROPE}),
+    "qwen3-yarn-details": (
+        "Qwen3",
+        {
+            "head_dim": 16,
+            "rope_parameters": {
+                **YARN_ROPE,
+                "beta_fast": 8.0,
+                "beta_slow": 2.0,
+                "truncate": False,
+                "mscale": 0.7,
+                "mscale_all_dim": 0.4,
+            },
+        },
+    ),
+    "llama-dynamic-rope": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}},
+    ),
+    "gemma": ("Gemma", {"head_dim": 24}),
+    "gemma2": (
+        "Gemma2",
+        {
+            **GEMMA,
+            "sliding_window": 8,
+            "attn_logit_softcapping": 1.5,
+            "final_logit_softcapping": 2.0,
+        },
+    ),
+    "gemma3": (
+        "Gemma3",
+        {
+            **GEMMA,
+            "num_hidden_layers": 7,
+            "sliding_window": 8,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e5, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+            },
+        },
+    ),
+    "phi3": ("Phi3", {}),
+    "phi3-window": ("Phi3", {"sliding_window": 8}),
+    "phi4-long-rope": (
+        "Phi3",
+        {
+            "original_max_position_embeddings": 32,
+            "tie_word_embeddings": True,
+            "rope_parameters": LONG_ROPE,
+        },
+    ),
+    "olmo2": ("Olmo2", {}),
+    "olmo2-biases": ("Olmo2", {"attention_bias": True, "num_key_value_heads": 4}),
+    "granite": (
+        "Granite",
+        {
+            "embedding_multiplier": 6.0,
+            "attention_multiplier": 0.4,
+            "residual_multiplier": 0.6,
+            "logits_scaling": 0.5,
+            "mlp_bias": True,
+        },
+    ),
+    "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "qwen3-moe": (
+        "Qwen3Moe",
+        {
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "head_dim": 16,
+        },
+    ),
+    "qwen3-moe-renormalised": (
+        "Qwen3Moe",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "head_dim": 16,
+            "norm_topk_prob": True,
+        },
+    ),
 }
 """By name: the family, and what differs from `SIZES`."""
 
@@ -75,7 +174,8 @@ def save_tiny_model(
         import transformers
 
     family, changes = TINY_MODELS[name]
-    config_class = getattr(transformers, f"{family}Config")
+    text = "Text" if family == "Gemma3" else ""
+    config_class = getattr(transformers, f"{family}{text}Config")
     model_class = getattr(transformers, f"{family}ForCausalLM")
     config = config_class(**{**SIZES, **changes}, attn_implementation="eager")
     model = model_class(config).to(dtype).eval()

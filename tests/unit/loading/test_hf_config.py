@@ -126,7 +126,7 @@ def test_qwen3_normalises_heads_and_lists_layer_types() -> None:
         ({"head_dim": 15}, "rotary dimension must be even"),
         ({"architectures": ["GPT2LMHeadModel"]}, "'architectures' is .*GPT2LMHeadModel"),
         ({"architectures": "LlamaForCausalLM"}, "'architectures' must be a list"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, "'rope_scaling.rope_type' is \"yarn\""),
+        ({"rope_scaling": {"rope_type": "ntk"}}, "'rope_scaling.rope_type' is \"ntk\""),
         ({"rope_scaling": {"rope_type": "linear"}}, "'rope_scaling.factor' is missing"),
         ({"rope_parameters": {"full_attention": {}}}, "'rope_parameters.full_attention' is not"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2, "x": 1}}, "'rope_scaling.x' is not"),
