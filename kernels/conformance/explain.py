@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Describes(Protocol):
     """A backend that names the implementation it chose for an op (instruction set, layout)."""
 
-    def describe(self, op: Op, weights: Mapping[WeightName, Weight]) -> str: ...
+    def describe(self, op: Op, weights: Mapping[WeightName, Weight], /) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,7 +167,7 @@ def test_explain_says_what_serves_an_op_and_why_none_does() -> None:
     served, refused = (explain(backend, case.program, case.weights) for backend in backends)
     assert [choice.op for choice in served] == ["embed", "linear", "tap"]
     assert served[1].operands == "7 bfloat16 x Dense[5, 7]"
-    assert served[1].implementation is not None
+    assert str(served[1].implementation).startswith("torch, ")
     assert (refused[1].implementation, refused[1].reason) == (None, "no linears today")
     assert "no linears today" in rendered(render_choices(backends[1], refused))
 
