@@ -166,8 +166,8 @@ class _Running:
     def __init__(self, engine: EngineLike, text: TextModel, params: SamplingParams) -> None:
         self.results: dict[str, Result] = {}
         self._engine = engine
-        self._text = text
         self._rules = params.stop_rules(text.info.eos_token_ids)
+        self._vocabulary = text.vocabulary(params)
         self._unfinished: dict[tuple[str, int], SampleText] = {}
         self._num_samples = params.n
 
@@ -181,7 +181,7 @@ class _Running:
             raise RequestRefusedError(refusal)
         self.results[request.request_id] = _empty_result(request)
         for i in range(self._num_samples):
-            sample = SampleText(self._text.tokenizer, self._rules, i)
+            sample = SampleText(self._vocabulary, self._rules, i)
             self._unfinished[request.request_id, i] = sample
 
     def take(self, outputs: Iterable[TokenOutput]) -> None:
@@ -258,7 +258,7 @@ class AsyncLLM:
 
     def _deltas(self, request: AddRequest, params: SamplingParams) -> AsyncGenerator[SampleDelta]:
         rules = params.stop_rules(self._text.info.eos_token_ids)
-        return generate_text(self._client, self._text.tokenizer, request, rules)
+        return generate_text(self._client, self._text.vocabulary(params), request, rules)
 
 
 def _with_defaults(text: TextModel, params: SamplingParams | None) -> SamplingParams:
@@ -267,7 +267,7 @@ def _with_defaults(text: TextModel, params: SamplingParams | None) -> SamplingPa
 
 
 def _request(text: TextModel, prompt: list[int], params: SamplingParams) -> AddRequest:
-    return text.request(uuid.uuid4().hex, prompt, params, seed=text.new_seed())
+    return text.request(uuid.uuid4().hex, prompt, params)
 
 
 def _empty_result(request: AddRequest) -> Result:
@@ -276,7 +276,7 @@ def _empty_result(request: AddRequest) -> Result:
 
 
 def _encode(text: TextModel, prompt: Prompt) -> list[int]:
-    return text.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    return text.encode(prompt) if isinstance(prompt, str) else list(prompt)
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:

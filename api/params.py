@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_LEN = 1024  # characters
 MAX_BAD_WORDS = 1024
+MAX_BAD_WORD_LEN = 256  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     `max_tokens` None lets the output fill what the context holds. `logprobs` and
     `prompt_logprobs` are how many alternatives to report beside each token's own (0..20), None
-    for none. Ranges are checked by `resolve`.
+    for none. `skip_special_tokens` False shows special tokens as text. Ranges are checked by
+    `resolve`.
     """
 
     max_tokens: int | None = None
@@ -59,6 +61,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
     ignore_eos: bool = False
     seed: int | None = None
     n: int = 1
@@ -125,6 +128,10 @@ def _bad_word_ids(bad_words: tuple[str, ...], tokenizer: TextCodec) -> Iterator[
     for word in bad_words:
         if not word.strip():
             raise InvalidParameterError("bad_words", "holds an empty word")
+        if len(word) > MAX_BAD_WORD_LEN:
+            raise InvalidParameterError(
+                "bad_words", f"holds one of {len(word)} characters, at most {MAX_BAD_WORD_LEN}"
+            )
         variants = {
             tuple(tokenizer.encode(text, add_special_tokens=False))
             for text in (word, " " + word.lstrip())

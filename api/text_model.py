@@ -8,20 +8,25 @@ from __future__ import annotations
 import random
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 from hasten.api.params import RequestContext
 from hasten.api.text.chat_template import ChatTemplate, ChatTemplateError
+from hasten.api.text.detokenizer import SpecialTokensShown
+from hasten.api.text.prompt_length import check_prompt_len, encode_prompt
 from hasten.api.text.tokenizer import load_tokenizer
 from hasten.core.messages import AddRequest
+from hasten.core.params import InvalidParameterError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hasten.api.params import SamplingParams
-    from hasten.api.text import TextCodec
+    from hasten.api.text import TextCodec, TokenBytes
     from hasten.core.messages import EngineReady
     from hasten.core.options import EngineOptions
+    from hasten.core.params import GenerationParams
 
 # JSON numbers above 2^53 lose digits in many clients.
 SEED_BITS = 53
@@ -68,37 +73,69 @@ class TextModel:
     def new_seed(self) -> int:
         return self._seeds.getrandbits(SEED_BITS)
 
-    def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """The token ids of a conversation. Raises ChatTemplateError."""
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The token ids of a prompt. Raises InvalidParameterError when it can never fit."""
+        return encode_prompt(
+            self.tokenizer, text, self.info.max_model_len, add_special_tokens=add_special_tokens
+        )
+
+    def chat_prompt(
+        self, messages: Sequence[Mapping[str, str]], template_args: Mapping[str, Any] | None = None
+    ) -> list[int]:
+        """The token ids of a conversation; `template_args` are more variables of the template.
+
+        Raises ChatTemplateError, or InvalidParameterError when it can never fit.
+        """
         if self.template is None:
             raise ChatTemplateError("this model has no chat template; give one: --chat-template")
         # The template writes the special tokens itself.
-        return self.tokenizer.encode(self.template.render(messages), add_special_tokens=False)
+        text = self.template.render(messages, template_args)
+        return self.encode(text, add_special_tokens=False)
 
-    def request(
-        self,
-        request_id: str,
-        prompt: list[int],
-        params: SamplingParams,
-        *,
-        seed: int,
-        priority: int = 0,
-        cache_salt: str = "",
-    ) -> AddRequest:
-        """The form that reaches the engine; `seed` counts where the parameters hold none.
+    def check_token_ids(self, token_ids: Sequence[int], field: str = "prompt") -> None:
+        """Raises InvalidParameterError unless the model knows all of them."""
+        for token_id in (min(token_ids), max(token_ids)) if token_ids else ():
+            if not 0 <= token_id < self.info.vocab_size:
+                raise InvalidParameterError(
+                    field,
+                    f"token id {token_id} is outside the vocabulary of {self.info.vocab_size}",
+                )
+
+    def check_prompt(self, token_ids: Sequence[int]) -> None:
+        """Raises InvalidParameterError unless this can be a prompt, the cheapest check first."""
+        if not token_ids:
+            raise InvalidParameterError("prompt", "must not be empty")
+        check_prompt_len(len(token_ids), self.info.max_model_len)
+        self.check_token_ids(token_ids)
+
+    def vocabulary(self, params: SamplingParams) -> TokenBytes:
+        """What token ids mean to who asked for this."""
+        return self.tokenizer if params.skip_special_tokens else SpecialTokensShown(self.tokenizer)
+
+    def resolve(self, params: SamplingParams) -> GenerationParams:
+        """The form that reaches the engine, with a seed; as yet for the shortest of prompts.
 
         Raises InvalidParameterError.
         """
         context = RequestContext(
             tokenizer=self.tokenizer,
             eos_token_ids=self.info.eos_token_ids,
-            default_max_tokens=max(1, self.info.max_model_len - len(prompt)),
-            seed=seed,
+            default_max_tokens=max(1, self.info.max_model_len - 1),
+            seed=self.new_seed(),
         )
-        return AddRequest(
-            request_id=request_id,
-            prompt_token_ids=prompt,
-            params=params.resolve(context),
-            priority=priority,
-            cache_salt=cache_salt,
-        )
+        return params.resolve(context)
+
+    def fit(self, resolved: GenerationParams, num_prompt_tokens: int) -> GenerationParams:
+        """The same for a prompt of this length, where the output is to fill what it leaves.
+
+        Raises InvalidParameterError when `min_tokens` does not fit.
+        """
+        max_tokens = max(1, self.info.max_model_len - num_prompt_tokens)
+        return msgspec.structs.replace(resolved, max_tokens=max_tokens)
+
+    def request(self, request_id: str, prompt: list[int], params: SamplingParams) -> AddRequest:
+        """What to send to the engine. Raises InvalidParameterError."""
+        resolved = self.resolve(params)
+        if params.max_tokens is None:
+            resolved = self.fit(resolved, len(prompt))
+        return AddRequest(request_id=request_id, prompt_token_ids=prompt, params=resolved)

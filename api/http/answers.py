@@ -145,6 +145,43 @@ def _top_by_label(
     return top
 
 
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """`rank` counts from 1; None for a token that is not among those asked for."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[int, PromptLogprob] | None]
+"""As vLLM writes it: for each token of the prompt, by id, its own and the most likely ones."""
+
+
+def prompt_logprobs(
+    vocabulary: TextCodec,
+    prompt: Sequence[int],
+    positions: Sequence[PositionLogprobs | None],
+    num_top: int,
+) -> PromptLogprobs:
+    """`prompt_logprobs` of an answer; None where nothing comes before the token."""
+    return [
+        None if position is None else _prompt_position(vocabulary, token_id, position, num_top)
+        for token_id, position in zip(prompt, positions, strict=True)
+    ]
+
+
+def _prompt_position(
+    vocabulary: TextCodec, token_id: int, position: PositionLogprobs, num_top: int
+) -> dict[int, PromptLogprob]:
+    own = PromptLogprob(position.token_logprob, None, token_label(vocabulary, token_id))
+    top = zip(position.top_token_ids[:num_top], position.top_logprobs[:num_top], strict=True)
+    ranked = {
+        top_id: PromptLogprob(value, rank, token_label(vocabulary, top_id))
+        for rank, (top_id, value) in enumerate(top, start=1)
+    }
+    return {token_id: own} | ranked
+
+
 class ChatAnswer(msgspec.Struct, frozen=True):
     role: str
     content: str
@@ -178,6 +215,7 @@ class CompletionChoice(msgspec.Struct, frozen=True):
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
     stop_reason: str | int | None
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
 
 
 Choice = ChatChoice | ChatChunkChoice | CompletionChoice
@@ -193,8 +231,12 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     seed: int
 
-    def answer(self, choices: Sequence[Choice], usage: Usage) -> bytes:
-        return self._encode({"choices": choices, "usage": usage})
+    def answer(
+        self, choices: Sequence[Choice], usage: Usage, scores: PromptLogprobs | None = None
+    ) -> bytes:
+        """The whole answer; `scores` are the `prompt_logprobs` of a chat that asked for them."""
+        extra = {} if scores is None else {"prompt_logprobs": scores}
+        return self._encode({"choices": choices, "usage": usage} | extra)
 
     def usage_chunk(self, usage: Usage) -> bytes:
         """The last chunk of a stream whose client asked for usage."""

@@ -6,6 +6,7 @@ Exercised by `pytest tests/unit/api/test_app.py tests/server`.
 from __future__ import annotations
 
 import hmac
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -152,9 +153,13 @@ async def show_model(request: Request) -> Response:
 async def tokenize(request: Request) -> Response:
     """The token ids of a text."""
     model = service_of(request).require_model()
-    body = decode_body(await read_body(request), TokenizeRequest)
+    content = await read_body(request)
+    body = decode_body(content, TokenizeRequest)
     model.check_name(body.model)
-    token_ids = await model.encode(body.prompt, add_special_tokens=body.add_special_tokens)
+    encode = partial(
+        model.tokenizer.encode, body.prompt, add_special_tokens=body.add_special_tokens
+    )
+    token_ids = await model.in_thread(encode, len(content))
     return _json(
         {
             "tokens": token_ids,
@@ -169,8 +174,7 @@ async def detokenize(request: Request) -> Response:
     model = service_of(request).require_model()
     body = decode_body(await read_body(request), DetokenizeRequest)
     model.check_name(body.model)
-    if body.tokens:
-        model.check_token_ids(body.tokens, param="tokens")
+    model.text.check_token_ids(body.tokens, "tokens")
     return _json({"prompt": text_of(model.tokenizer, body.tokens)})
 
 

@@ -5,17 +5,22 @@ Exercised by `pytest tests/unit/api/test_body.py`.
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import re
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from hasten.api.http.errors import ApiError
+from hasten.api.http.streaming import ClientGoneError
+from starlette.requests import ClientDisconnect
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
 MAX_BODY_BYTES = 8 * 2**20
+BODY_LIMIT_S = 30.0
+"""How long a body may take to arrive: a client that sends byte by byte holds nothing for long."""
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)
 
@@ -25,15 +30,26 @@ _PATH = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
 
 
 async def read_body(request: Request) -> bytes:
-    """The whole body. Raises ApiError 413 as soon as it is known to be too large."""
+    """The whole body.
+
+    Raises ApiError 413 as soon as it is known to be too large, and 408 when it does not arrive;
+    ClientGoneError when the client leaves first.
+    """
     announced = request.headers.get("content-length", "0")
     if announced.isdigit() and int(announced) > MAX_BODY_BYTES:
         raise _too_large()
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise _too_large()
+    try:
+        async with asyncio.timeout(BODY_LIMIT_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > MAX_BODY_BYTES:
+                    raise _too_large()
+    except ClientDisconnect as error:
+        raise ClientGoneError from error
+    except TimeoutError as error:
+        reason = f"the body did not arrive within {BODY_LIMIT_S:g} s"
+        raise ApiError(408, reason, code="request_timeout") from error
     return bytes(body)
 
 

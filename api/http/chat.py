@@ -6,6 +6,8 @@ import time
 import uuid
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from hasten.api.http.answers import (
@@ -16,6 +18,7 @@ from hasten.api.http.answers import (
     Envelope,
     UsageCounter,
     chat_logprobs,
+    prompt_logprobs,
 )
 from hasten.api.http.body import decode_body, read_body
 from hasten.api.http.errors import naming_parameters
@@ -25,11 +28,10 @@ from hasten.api.http.streaming import DONE, start_stream, while_connected
 from starlette.responses import Response
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Mapping, Sequence
 
-    from hasten.api.http.answers import ChatLogprobs
-    from hasten.api.http.served_model import ServedModel
-    from hasten.api.params import SamplingParams
+    from hasten.api.http.answers import ChatLogprobs, PromptLogprobs
+    from hasten.api.http.served_model import ServedModel, Work
     from hasten.api.text.sample_text import SampleDelta, TokenRecord
     from starlette.requests import Request
 
@@ -40,15 +42,11 @@ class _Job:
 
     model: ServedModel
     request: ChatRequest
-    params: SamplingParams
-    prompt: list[int]
+    work: Work
     request_id: str
-    seed: int
 
     def deltas(self) -> AsyncGenerator[SampleDelta]:
-        return self.model.generate(
-            self.request_id, self.prompt, self.params, self.request, self.seed
-        )
+        return self.model.generate(self.request_id, self.work, 0, self.request)
 
     def envelope(self, kind: str) -> Envelope:
         return Envelope(
@@ -57,31 +55,21 @@ class _Job:
             created=int(time.time()),
             model=self.model.name,
             system_fingerprint=self.model.info.config_hash,
-            seed=self.seed,
+            seed=self.work.resolved.seed,
         )
 
     def logprobs(self, tokens: Sequence[TokenRecord]) -> ChatLogprobs | None:
-        if self.params.logprobs is None:
-            return None
-        return chat_logprobs(self.model.tokenizer, tokens, self.params.logprobs)
+        num_top = self.work.params.logprobs
+        return None if num_top is None else chat_logprobs(self.model.tokenizer, tokens, num_top)
 
 
 async def create_chat_completion(request: Request) -> Response:
     """Answer a conversation, streamed or whole."""
     model = service_of(request).require_model()
-    chat = decode_body(await read_body(request), ChatRequest)
-    model.check(chat)
-    params = chat.sampling_params(model.info.generation_defaults)
-    messages = chat.template_messages()
-    prompt = await while_connected(request.receive, model.chat_prompt(messages))
-    job = _Job(
-        model=model,
-        request=chat,
-        params=params,
-        prompt=prompt,
-        request_id=f"chatcmpl-{uuid.uuid4().hex}",
-        seed=model.text.new_seed() if chat.seed is None else chat.seed,
-    )
+    body = await read_body(request)
+    chat = decode_body(body, ChatRequest)
+    work = await while_connected(request.receive, model.prepare(chat, len(body)))
+    job = _Job(model, chat, work, request_id=f"chatcmpl-{uuid.uuid4().hex}")
     with naming_parameters(chat.param_name):
         if chat.stream:
             return await start_stream(request.receive, _events(job))
@@ -91,7 +79,7 @@ async def create_chat_completion(request: Request) -> Response:
 
 async def _events(job: _Job) -> AsyncGenerator[bytes]:
     """The stream of a chat answer: one event for each step that lets a sample show something."""
-    usage = UsageCounter(len(job.prompt))
+    usage = UsageCounter(job.work.num_prompt_tokens)
     envelope = job.envelope("chat.completion.chunk")
     encode = envelope.chunk_encoder(include_usage=job.request.include_usage)
     begun: set[int] = set()
@@ -121,14 +109,28 @@ def _chunk(job: _Job, delta: SampleDelta, role: str | None) -> ChatChunkChoice:
 
 async def _collect(job: _Job) -> bytes:
     """The whole answer: the deltas of each sample, joined."""
-    usage = UsageCounter(len(job.prompt))
     by_sample: dict[int, list[SampleDelta]] = {}
     async with aclosing(job.deltas()) as deltas:
         async for delta in deltas:
-            usage.add(delta)
             by_sample.setdefault(delta.sample_idx, []).append(delta)
+    return await job.model.write(job.work, partial(_answer, job, by_sample))
+
+
+def _answer(job: _Job, by_sample: Mapping[int, list[SampleDelta]]) -> bytes:
+    usage = UsageCounter(job.work.num_prompt_tokens)
+    for delta in chain.from_iterable(by_sample.values()):
+        usage.add(delta)
     choices = [_choice(job, by_sample[i]) for i in sorted(by_sample)]
-    return job.envelope("chat.completion").answer(choices, usage.usage())
+    return job.envelope("chat.completion").answer(
+        choices, usage.usage(), _prompt_logprobs(job, by_sample[0][0])
+    )
+
+
+def _prompt_logprobs(job: _Job, first: SampleDelta) -> PromptLogprobs | None:
+    num_top = job.request.prompt_logprobs
+    if num_top is None or first.prompt_logprobs is None:
+        return None
+    return prompt_logprobs(job.model.tokenizer, job.work.prompts[0], first.prompt_logprobs, num_top)
 
 
 def _choice(job: _Job, deltas: list[SampleDelta]) -> ChatChoice:

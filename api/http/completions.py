@@ -9,15 +9,19 @@ import asyncio
 import time
 import uuid
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
+import msgspec
 from hasten.api.http.answers import (
     CompletionChoice,
     CompletionLogprobs,
     Envelope,
     UsageCounter,
     completion_logprobs,
+    prompt_logprobs,
 )
 from hasten.api.http.body import decode_body, read_body
 from hasten.api.http.errors import naming_parameters
@@ -28,10 +32,10 @@ from hasten.api.text.detokenizer import Detokenizer, text_of
 from starlette.responses import Response
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 
-    from hasten.api.http.served_model import ServedModel
-    from hasten.api.params import SamplingParams
+    from hasten.api.http.answers import PromptLogprobs
+    from hasten.api.http.served_model import ServedModel, Work
     from hasten.api.text.sample_text import SampleDelta
     from hasten.core.messages import PositionLogprobs
     from starlette.requests import Request
@@ -41,26 +45,20 @@ if TYPE_CHECKING:
 class _Job:
     """One request, checked and tokenised.
 
-    `prompt_logprobs`, by prompt, come with the first delta of each prompt's first sample, and
-    every sample that echoes the prompt shows them.
+    `prompt_scores`, by prompt, come with the first delta of each prompt's first sample; every
+    sample that echoes the prompt shows them.
     """
 
     model: ServedModel
     request: CompletionRequest
-    params: SamplingParams
-    prompts: list[list[int]]
+    work: Work
     request_id: str
-    seed: int
-    prompt_logprobs: dict[int, Sequence[PositionLogprobs | None]] = field(default_factory=dict)
+    prompt_scores: dict[int, Sequence[PositionLogprobs | None]] = field(default_factory=dict)
 
     def deltas(self, prompt_idx: int) -> AsyncGenerator[SampleDelta]:
-        return self.model.generate(
-            f"{self.request_id}-{prompt_idx}",
-            self.prompts[prompt_idx],
-            self.params,
-            self.request,
-            self.seed,
-        )
+        request_id = f"{self.request_id}-{prompt_idx}"
+        deltas = self.model.generate(request_id, self.work, prompt_idx, self.request)
+        return _without_output(deltas) if self.request.generates_nothing else deltas
 
     def envelope(self) -> Envelope:
         return Envelope(
@@ -69,28 +67,20 @@ class _Job:
             created=int(time.time()),
             model=self.model.name,
             system_fingerprint=self.model.info.config_hash,
-            seed=self.seed,
+            seed=self.work.resolved.seed,
         )
 
     def usage_counter(self) -> UsageCounter:
-        return UsageCounter(sum(map(len, self.prompts)))
+        return UsageCounter(self.work.num_prompt_tokens)
 
 
 async def create_completion(request: Request) -> Response:
     """Continue one or many prompts, streamed or whole."""
     model = service_of(request).require_model()
-    completion = decode_body(await read_body(request), CompletionRequest)
-    model.check(completion)
-    params = completion.sampling_params(model.info.generation_defaults)
-    prompts = await while_connected(request.receive, _token_ids(model, completion))
-    job = _Job(
-        model=model,
-        request=completion,
-        params=params,
-        prompts=prompts,
-        request_id=f"cmpl-{uuid.uuid4().hex}",
-        seed=model.text.new_seed() if completion.seed is None else completion.seed,
-    )
+    body = await read_body(request)
+    completion = decode_body(body, CompletionRequest)
+    work = await while_connected(request.receive, model.prepare(completion, len(body)))
+    job = _Job(model, completion, work, request_id=f"cmpl-{uuid.uuid4().hex}")
     with naming_parameters(completion.param_name):
         if completion.stream:
             return await start_stream(request.receive, _events(job))
@@ -98,14 +88,13 @@ async def create_completion(request: Request) -> Response:
     return Response(answer, media_type="application/json")
 
 
-async def _token_ids(model: ServedModel, request: CompletionRequest) -> list[list[int]]:
-    prompts = [
-        await model.encode(prompt) if isinstance(prompt, str) else prompt
-        for prompt in request.prompts()
-    ]
-    for prompt in prompts:
-        model.check_token_ids(prompt)
-    return prompts
+async def _without_output(deltas: AsyncGenerator[SampleDelta]) -> AsyncGenerator[SampleDelta]:
+    """For `max_tokens` 0: the engine scores a prompt on the way to a token, which nobody wants."""
+    async with aclosing(deltas):
+        async for delta in deltas:
+            yield replace(
+                delta, text="", tokens=(), num_tokens=0, finish_reason="length", stop_reason=None
+            )
 
 
 async def _events(job: _Job) -> AsyncGenerator[bytes]:
@@ -118,7 +107,7 @@ async def _events(job: _Job) -> AsyncGenerator[bytes]:
             usage.add(delta, prompt_idx)
             key = (prompt_idx, delta.sample_idx)
             writer = writers.get(key) or writers.setdefault(key, _ChoiceWriter(job, prompt_idx))
-            choice = writer.choice([delta])
+            choice = await writer.streamed(delta)
             if choice.text or not delta.is_empty:
                 yield encode(choice)
     if job.request.include_usage:
@@ -127,16 +116,20 @@ async def _events(job: _Job) -> AsyncGenerator[bytes]:
 
 
 async def _collect(job: _Job) -> bytes:
-    usage = job.usage_counter()
     collected: dict[tuple[int, int], list[SampleDelta]] = {}
     async with aclosing(_merged(job)) as deltas:
         async for prompt_idx, delta in deltas:
-            usage.add(delta, prompt_idx)
             collected.setdefault((prompt_idx, delta.sample_idx), []).append(delta)
-    choices = [
-        _ChoiceWriter(job, prompt_idx).choice(collected[prompt_idx, sample_idx])
-        for prompt_idx, sample_idx in sorted(collected)
-    ]
+    return await job.model.write(job.work, partial(_answer, job, collected))
+
+
+def _answer(job: _Job, collected: Mapping[tuple[int, int], Sequence[SampleDelta]]) -> bytes:
+    usage = job.usage_counter()
+    choices = []
+    for (prompt_idx, _), deltas in sorted(collected.items(), key=itemgetter(0)):
+        for delta in deltas:
+            usage.add(delta, prompt_idx)
+        choices.append(_ChoiceWriter(job, prompt_idx).choice(deltas))
     return job.envelope().answer(choices, usage.usage())
 
 
@@ -148,10 +141,10 @@ async def _merged(job: _Job) -> AsyncGenerator[tuple[int, SampleDelta]]:
         async with aclosing(job.deltas(prompt_idx)) as deltas:
             async for delta in deltas:
                 if delta.prompt_logprobs is not None:
-                    job.prompt_logprobs[prompt_idx] = delta.prompt_logprobs
+                    job.prompt_scores[prompt_idx] = delta.prompt_logprobs
                 queue.put_nowait((prompt_idx, delta))
 
-    tasks = [asyncio.create_task(feed(i)) for i in range(len(job.prompts))]
+    tasks = [asyncio.create_task(feed(i)) for i in range(len(job.work.prompts))]
     everything = asyncio.gather(*tasks)
     everything.add_done_callback(lambda _: queue.put_nowait((-1, None)))
     try:
@@ -174,18 +167,27 @@ class _ChoiceWriter:
         self._job = job
         self._prompt_idx = prompt_idx
         self._echo = job.request.echo
-        self._prompt_text = text_of(job.model.tokenizer, job.prompts[prompt_idx])
+        self._prompt = job.work.prompts[prompt_idx]
+        self._vocabulary = job.model.text.vocabulary(job.work.params)
+        self._prompt_text = text_of(self._vocabulary, self._prompt) if self._echo else ""
+
+    async def streamed(self, delta: SampleDelta) -> CompletionChoice:
+        """The choice of one delta; the one that scores a whole prompt is made off the loop."""
+        if not self._echo:
+            return self.choice([delta])
+        return await self._job.model.write(self._job.work, partial(self.choice, [delta]))
 
     def choice(self, deltas: Sequence[SampleDelta]) -> CompletionChoice:
         """One choice from some deltas that follow one another."""
         last = deltas[-1]
         text = "".join(delta.text for delta in deltas)
         choice = CompletionChoice(
-            index=self._prompt_idx * self._job.params.n + last.sample_idx,
+            index=self._prompt_idx * self._job.work.params.n + last.sample_idx,
             text=self._prompt_text + text if self._echo else text,
             logprobs=self._logprobs(deltas),
             finish_reason=last.finish_reason,
             stop_reason=last.stop_reason,
+            prompt_logprobs=self._prompt_logprobs(),
         )
         self._echo = False
         return choice
@@ -194,7 +196,7 @@ class _ChoiceWriter:
         num_top = self._job.request.logprobs
         if num_top is None:
             return None
-        begin = len(self._prompt_text) if self._job.request.echo else 0
+        begin = len(self._prompt_text)
         generated = [
             (token.token_id, begin + token.text_offset, token.logprobs)
             for delta in deltas
@@ -203,11 +205,18 @@ class _ChoiceWriter:
         echoed = list(self._echoed()) if self._echo else []
         return completion_logprobs(self._job.model.tokenizer, echoed + generated, num_top)
 
+    def _prompt_logprobs(self) -> PromptLogprobs | msgspec.UnsetType:
+        num_top = self._job.request.prompt_logprobs
+        if num_top is None:
+            return msgspec.UNSET
+        scores = self._job.prompt_scores[self._prompt_idx]
+        return prompt_logprobs(self._job.model.tokenizer, self._prompt, scores, num_top)
+
     def _echoed(self) -> Iterator[tuple[int, int, PositionLogprobs | None]]:
         """The prompt's tokens with their offsets in its text."""
-        logprobs = self._job.prompt_logprobs[self._prompt_idx]
-        detokenizer = Detokenizer(self._job.model.tokenizer)
+        logprobs = self._job.prompt_scores[self._prompt_idx]
+        detokenizer = Detokenizer(self._vocabulary)
         offset = 0
-        for token_id, position in zip(self._job.prompts[self._prompt_idx], logprobs, strict=True):
+        for token_id, position in zip(self._prompt, logprobs, strict=True):
             yield token_id, offset, position
             offset += len(detokenizer.push(token_id))

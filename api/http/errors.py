@@ -50,6 +50,11 @@ class ApiError(Exception):
         )
 
 
+def unsupported(param: str, message: str) -> ApiError:
+    """The refusal of something that is understood, but not done here."""
+    return ApiError(400, message, param=param, code="unsupported_parameter")
+
+
 def to_api_error(error: Exception) -> ApiError:
     """How a client is told of an error from below."""
     match error:

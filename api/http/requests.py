@@ -7,22 +7,41 @@ Exercised by `pytest tests/unit/api/test_requests.py`.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 import msgspec
-from hasten.api.http.errors import ApiError
+from hasten.api.http.errors import ApiError, unsupported
+from hasten.api.http.messages import ChatMessage
 from hasten.api.params import SamplingParams
 
+if TYPE_CHECKING:
+    from hasten.api.text_model import TextModel
+
 MAX_PROMPTS = 1024
+MAX_METADATA = 16  # entries
+MAX_METADATA_KEY_LEN, MAX_METADATA_VALUE_LEN = 64, 512  # characters; OpenAI's limits
+TEMPLATE_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 # What no server could honour is refused before it meets an integer of fixed width.
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Options of a streamed answer."""
+    """Options of a streamed answer. The last two are declared to be refused by name."""
 
     include_usage: bool = False
+    include_obfuscation: bool = False
+    continuous_usage_stats: bool = False
+
+    def check(self, *, is_streamed: bool) -> None:
+        """Raises ApiError."""
+        if not is_streamed:
+            reason = "stream_options is for streamed answers only"
+            raise ApiError(400, reason, param="stream_options")
+        for name in ("include_obfuscation", "continuous_usage_stats"):
+            if getattr(self, name):
+                param = f"stream_options.{name}"
+                raise unsupported(param, f"{param} is not supported")
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,19 +74,24 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     allowed_token_ids: list[Int32] | None = None
     priority: Int32 = 0
     cache_salt: str | None = None
+    prompt_logprobs: Int32 | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
 
     def check(self) -> None:
         """Refuse what is understood but not supported. Raises ApiError 400 naming the field."""
         for name, neutral in self.not_supported.items():
             value = getattr(self, name)
             if value is not None and value not in neutral:
-                raise ApiError(
-                    400, f"{name} is not supported yet", param=name, code="unsupported_parameter"
-                )
-        if self.stream_options is not None and not self.stream:
-            raise ApiError(
-                400, "stream_options is for streamed answers only", param="stream_options"
-            )
+                raise unsupported(name, f"{name} is not supported yet")
+        if self.stream_options is not None:
+            self.stream_options.check(is_streamed=self.stream)
+        if self.prompt_logprobs is not None and self.stream:
+            reason = "prompt_logprobs is for answers that are not streamed"
+            raise ApiError(400, reason, param="prompt_logprobs")
+        if self.spaces_between_special_tokens and self.skip_special_tokens is False:
+            name = "spaces_between_special_tokens"
+            raise unsupported(name, f"{name}: special tokens are shown as they are")
 
     @property
     def include_usage(self) -> bool:
@@ -93,60 +117,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         """What the client calls a parameter that the engine finds fault with."""
         return field
 
-
-class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One part of a message's content."""
-
-    type: str
-    text: str | None = None
-    image_url: Any = None
-    input_audio: Any = None
-    file: Any = None
-
-
-class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One message. The last fields are part of answers that clients send back unchanged."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart] | None = None
-    name: str | None = None
-    refusal: str | None = None
-    annotations: list[Any] | None = None
-    audio: Any = None
-    function_call: Any = None
-    tool_calls: list[Any] | None = None
-
-    def text(self, where: str) -> str:
-        """The content as one string. Raises ApiError naming the part that is no text."""
-        for field in ("audio", "function_call", "tool_calls"):
-            if getattr(self, field):
-                raise _unsupported_part(f"{where}.{field}")
-        if isinstance(self.content, str):
-            return self.content
-        if self.content is None:
-            if self.role == "assistant":
-                return ""
-            raise ApiError(400, f"{where}.content is required", param=f"{where}.content")
-        return "".join(
-            _part_text(part, f"{where}.content[{i}]") for i, part in enumerate(self.content)
-        )
-
-
-def _part_text(part: TextPart, where: str) -> str:
-    if part.type != "text":
-        raise _unsupported_part(f"{where}.type")
-    if part.text is None:
-        raise ApiError(400, f"{where}.text is required", param=f"{where}.text")
-    return part.text
-
-
-def _unsupported_part(where: str) -> ApiError:
-    return ApiError(
-        400,
-        f"{where}: only text is supported yet",
-        param=where,
-        code="unsupported_parameter",
-    )
+    def token_ids(self, text: TextModel) -> list[list[int]]:
+        """The prompts; computes for a while. Raises InvalidParameterError and ApiError."""
+        raise NotImplementedError
 
 
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -174,6 +147,9 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
     logprobs: bool | None = None
     top_logprobs: Int32 | None = None
     metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     audio: Any = None
     function_call: Any = None
     functions: Any = None
@@ -201,6 +177,13 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
             )
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+        _check_metadata(self.metadata or {})
+        for name in TEMPLATE_VARIABLES & (self.chat_template_kwargs or {}).keys():
+            param = f"chat_template_kwargs.{name}"
+            raise ApiError(400, f"{param} cannot be set by a request", param=param)
+
+    def token_ids(self, text: TextModel) -> list[list[int]]:
+        return [text.chat_prompt(self.template_messages(), self.chat_template_kwargs)]
 
     def template_messages(self) -> list[dict[str, str]]:
         """The messages as a chat template takes them."""
@@ -227,12 +210,31 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
         }
 
 
+def _check_metadata(metadata: dict[str, str]) -> None:
+    """OpenAI's limits; there is nothing to do with it, for answers are not stored."""
+    if len(metadata) > MAX_METADATA:
+        reason = f"metadata holds {len(metadata)} entries, at most {MAX_METADATA}"
+        raise ApiError(400, reason, param="metadata")
+    for key, value in metadata.items():
+        if len(key) > MAX_METADATA_KEY_LEN or len(value) > MAX_METADATA_VALUE_LEN:
+            raise ApiError(
+                400,
+                f"metadata: keys have at most {MAX_METADATA_KEY_LEN} characters and values at most "
+                f"{MAX_METADATA_VALUE_LEN}",
+                param="metadata",
+            )
+
+
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The body of `/v1/completions`; a prompt is a text or token ids, or a list of either."""
+    """The body of `/v1/completions`; a prompt is a text or token ids, or a list of either.
+
+    `max_tokens` 0 generates nothing: for scoring a prompt (`echo`, `prompt_logprobs`).
+    """
 
     not_supported: ClassVar[dict[str, tuple[Any, ...]]] = {"best_of": (1,), "suffix": ("",)}
 
     prompt: str | list[str | int | list[int]]
+    add_special_tokens: bool = True
     echo: bool = False
     logprobs: Int32 | None = None
     best_of: Any = None
@@ -242,28 +244,51 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unk
         """The prompts, of one form. Raises ApiError for an empty or a mixed list."""
         if isinstance(self.prompt, str):
             return [self.prompt]
-        kinds = {type(item) for item in self.prompt}
+        kinds = set(map(type, self.prompt))
         if len(kinds) != 1:
             reason = "must not be empty" if not kinds else "must hold items of one kind"
             raise ApiError(400, f"prompt {reason}", param="prompt")
         if int in kinds:
-            return [[item for item in self.prompt if isinstance(item, int)]]
+            return [cast("list[int]", self.prompt)]
         if len(self.prompt) > MAX_PROMPTS:
             raise ApiError(
                 400,
                 f"prompt holds {len(self.prompt)} prompts, at most {MAX_PROMPTS}",
                 param="prompt",
             )
-        return [item for item in self.prompt if not isinstance(item, int)]
+        return cast("list[str | list[int]]", self.prompt)
+
+    def token_ids(self, text: TextModel) -> list[list[int]]:
+        prompts = [
+            text.encode(prompt, add_special_tokens=self.add_special_tokens)
+            if isinstance(prompt, str)
+            else prompt
+            for prompt in self.prompts()
+        ]
+        for prompt in prompts:
+            text.check_prompt(prompt)
+        return prompts
+
+    def check(self) -> None:
+        GenerationRequest.check(self)
+        if self.generates_nothing and self.min_tokens:
+            raise ApiError(400, "min_tokens: max_tokens is 0", param="min_tokens")
+
+    @property
+    def generates_nothing(self) -> bool:
+        return self.max_tokens == 0
 
     def param_name(self, field: str) -> str:
-        return "logprobs" if field == "prompt_logprobs" else field
+        is_echo = field == "prompt_logprobs" and self.prompt_logprobs is None
+        return "logprobs" if is_echo else field
 
     def _own_params(self) -> dict[str, Any]:
-        # OpenAI's default for text completions.
-        max_tokens = 16 if self.max_tokens is None else self.max_tokens
-        prompt_logprobs = self.logprobs if self.echo else None
-        return {"max_tokens": max_tokens, "prompt_logprobs": prompt_logprobs}
+        # OpenAI's default for text completions. The engine's least is one token, which
+        # `api.http.completions` drops again.
+        max_tokens = 16 if self.max_tokens is None else self.max_tokens or 1
+        scores = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        wanted = [num_top for num_top in scores if num_top is not None]
+        return {"max_tokens": max_tokens, "prompt_logprobs": max(wanted, default=None)}
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

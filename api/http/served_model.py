@@ -1,7 +1,7 @@
 """The model behind the end points: its engine, its text half, its defaults, its name.
 
-Rendering and tokenising run in a small thread pool, because a long prompt would hold up every
-stream that shares the event loop.
+Rendering and tokenising run in threads, because a long prompt would hold up every stream that
+shares the event loop; long ones have a lane of their own, so that short ones pass them.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from hasten.api.generation import generate_text
-from hasten.api.http.errors import ApiError
+from hasten.api.http.errors import ApiError, naming_parameters, unsupported
+from hasten.core.messages import AddRequest
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable
 
     from hasten.api.client import EngineClient
     from hasten.api.http.metrics import Metrics
@@ -25,10 +26,33 @@ if TYPE_CHECKING:
     from hasten.api.text.sample_text import SampleDelta
     from hasten.api.text_model import TextModel
     from hasten.core.options import EngineOptions
+    from hasten.core.params import GenerationParams
 
 _T = TypeVar("_T")
 
 NUM_TEXT_THREADS = 2
+NUM_LONG_TEXT_THREADS = 1
+LONG_TEXT_BYTES = 1 << 16
+"""Of a request's body: from here on it takes the lane of long texts."""
+TEXT_LIMIT_S = 20.0
+"""How long work on text may take, waiting for a thread included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a request asks of the engine: its parameters in both forms, and its prompts."""
+
+    params: SamplingParams
+    resolved: GenerationParams
+    prompts: list[list[int]]
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(map(len, self.prompts))
+
+    @property
+    def lists_logprobs(self) -> bool:
+        return self.resolved.logprobs is not None or self.resolved.prompt_logprobs is not None
 
 
 class ServedModel:
@@ -50,9 +74,13 @@ class ServedModel:
         self.created = int(time.time())
         self._has_priorities = options.scheduler.scheduling_policy == "priority"
         self._threads = ThreadPoolExecutor(NUM_TEXT_THREADS, thread_name_prefix="text")
+        self._long_threads = ThreadPoolExecutor(
+            NUM_LONG_TEXT_THREADS, thread_name_prefix="long-text"
+        )
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._long_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def check_name(self, name: str | None) -> None:
         """Raises ApiError 404 when a client names another model; it need not name any."""
@@ -68,57 +96,59 @@ class ServedModel:
         """Refuse what this server does not serve. Raises ApiError."""
         self.check_name(request.model)
         if request.priority and not self._has_priorities:
-            raise ApiError(
-                400,
+            raise unsupported(
+                "priority",
                 "priority: this server takes requests in order (--scheduling-policy fcfs)",
-                param="priority",
-                code="unsupported_parameter",
             )
         request.check()
 
-    async def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """The token ids of a conversation. Raises ChatTemplateError."""
-        return await self._in_thread(partial(self.text.chat_prompt, messages))
+    async def in_thread(self, work: Callable[[], _T], num_bytes: int) -> _T:
+        """The result of `work` on a text of about `num_bytes`, off the event loop.
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The token ids of a text."""
-        return await self._in_thread(
-            partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
-        )
+        Raises ApiError 503 when it takes too long, and what `work` raises.
+        """
+        threads = self._long_threads if num_bytes > LONG_TEXT_BYTES else self._threads
+        working = asyncio.get_running_loop().run_in_executor(threads, work)
+        try:
+            return await asyncio.wait_for(working, TEXT_LIMIT_S)
+        except TimeoutError as error:
+            raise ApiError(
+                503, f"preparing text took more than {TEXT_LIMIT_S:g} s", code="too_slow"
+            ) from error
 
-    def check_token_ids(self, token_ids: Sequence[int], param: str = "prompt") -> None:
-        """Raises ApiError unless there are ids and all are in the vocabulary."""
-        if not token_ids:
-            raise ApiError(400, f"{param} must not be empty", param=param)
-        for token_id in (min(token_ids), max(token_ids)):
-            if not 0 <= token_id < self.info.vocab_size:
-                raise ApiError(
-                    400,
-                    f"{param}: token id {token_id} is outside the vocabulary of "
-                    f"{self.info.vocab_size}",
-                    param=param,
-                    code="invalid_value",
-                )
+    async def write(self, work: Work, write: Callable[[], _T]) -> _T:
+        """What `write` makes of results: off the event loop where they may be long."""
+        return await self.in_thread(write, LONG_TEXT_BYTES + 1) if work.lists_logprobs else write()
+
+    async def prepare(self, request: GenerationRequest, num_bytes: int) -> Work:
+        """Check, resolve and tokenise a request whose body had `num_bytes`, in this order.
+
+        Raises ApiError or ChatTemplateError.
+        """
+        self.check(request)
+        params = request.sampling_params(self.info.generation_defaults)
+
+        def work() -> Work:
+            resolved = self.text.resolve(params)
+            return Work(params, resolved, request.token_ids(self.text))
+
+        with naming_parameters(request.param_name):
+            return await self.in_thread(work, num_bytes)
 
     def generate(
-        self,
-        request_id: str,
-        prompt: list[int],
-        params: SamplingParams,
-        request: GenerationRequest,
-        seed: int,
+        self, request_id: str, work: Work, prompt_idx: int, request: GenerationRequest
     ) -> AsyncGenerator[SampleDelta]:
         """The text of one prompt. Raises InvalidParameterError before anything is sent."""
-        add = self.text.request(
-            request_id,
-            prompt,
-            params,
-            seed=seed,
+        prompt, resolved = work.prompts[prompt_idx], work.resolved
+        add = AddRequest(
+            request_id=request_id,
+            prompt_token_ids=prompt,
+            params=self.text.fit(resolved, len(prompt))
+            if work.params.max_tokens is None
+            else resolved,
             priority=request.priority,
             cache_salt=request.cache_salt or "",
         )
-        rules = params.stop_rules(self.info.eos_token_ids)
-        return self._metrics.watch(generate_text(self.client, self.tokenizer, add, rules))
-
-    async def _in_thread(self, work: Callable[[], _T]) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        rules = work.params.stop_rules(self.info.eos_token_ids)
+        vocabulary = self.text.vocabulary(work.params)
+        return self._metrics.watch(generate_text(self.client, vocabulary, add, rules))

@@ -27,6 +27,7 @@ import uvloop
 from hasten.api.client import EXIT_GRACE_S, EngineClient
 from hasten.api.engine_process import DEFAULT_FACTORY
 from hasten.api.http.app import create_app
+from hasten.api.http.connections import PunctualProtocol
 from hasten.api.http.metrics import Metrics
 from hasten.api.http.served_model import ServedModel
 from hasten.api.http.service import Phase, Service
@@ -131,7 +132,7 @@ class Server:
         return _QuietUvicorn(
             uvicorn.Config(
                 create_app(self._service),
-                http="httptools",
+                http=PunctualProtocol,
                 ws="none",
                 lifespan="off",
                 access_log=False,

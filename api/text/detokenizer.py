@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from hasten.api.text import TextCodec
+
 _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
@@ -26,6 +28,17 @@ class TokenBytes(Protocol):
         A token may hold a part of a character.
         """
         ...
+
+
+class SpecialTokensShown:
+    """A vocabulary whose special tokens are text like all others."""
+
+    def __init__(self, codec: TextCodec) -> None:
+        self._codec = codec
+
+    def token_bytes(self, token_id: int) -> bytes:
+        raw = self._codec.token_bytes(token_id)
+        return raw or self._codec.decode([token_id], skip_special_tokens=False).encode()
 
 
 class Detokenizer:

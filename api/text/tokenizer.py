@@ -84,7 +84,11 @@ class Tokenizer:
 
         `add_special_tokens` adds what the model's texts begin and end with (often BOS).
         """
-        return self._rust.encode(text, add_special_tokens=add_special_tokens).ids
+        # Not `encode`, which holds the interpreter's lock all the while, and so stops every other
+        # thread for seconds when a text is long.
+        (encoding,) = self._rust.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
+        return ids
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence, invalid UTF-8 replaced by U+FFFD.

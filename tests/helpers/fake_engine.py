@@ -31,7 +31,7 @@ DIE_TEXT = "die!"
 
 TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
+    "{% if add_generation_prompt %}<{{ assistant_name or 'assistant' }}>{% endif %}"
 )
 
 

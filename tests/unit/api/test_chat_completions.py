@@ -163,6 +163,17 @@ def test_log_probabilities_exactly(http: httpx.Client) -> None:
     }
 
 
+def test_prompt_logprobs_of_a_conversation(http: httpx.Client) -> None:
+    scores = ask(http, max_tokens=1, prompt_logprobs=1)["prompt_logprobs"]
+    assert len(scores) == NUM_PROMPT_TOKENS
+    assert scores[:2] == [None, {"117": {"logprob": -0.5, "rank": 1, "decoded_token": "u"}}]
+
+
+def test_variables_of_the_template(http: httpx.Client) -> None:
+    answer = ask(http, chat_template_kwargs={"assistant_name": "bot"}, max_tokens=100, stop="\n")
+    assert answer["usage"]["prompt_tokens"] == NUM_PROMPT_TOKENS + len("bot") - len("assistant")
+
+
 def test_half_a_character_is_named_by_its_bytes(http: httpx.Client) -> None:
     tokens = ask(http, max_tokens=9, logprobs=True)["choices"][0]["logprobs"]["content"]
     assert [token["token"] for token in tokens[7:]] == ["bytes:\\xc3", "bytes:\\xa9"]
@@ -209,6 +220,10 @@ def test_neutral_values_of_what_is_not_supported_pass(http: httpx.Client) -> Non
         store=False,
         user="u",
         metadata={"a": "b"},
+        safety_identifier="s",
+        prompt_cache_key="k",
+        spaces_between_special_tokens=True,
+        stream_options=None,
         max_completion_tokens=None,
         stop=None,
         logit_bias={"50": -100, "51": 5},

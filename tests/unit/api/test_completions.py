@@ -112,6 +112,60 @@ def test_streamed_equals_unstreamed(http: httpx.Client, options: dict[str, Any])
     assert len(streamed) == len(whole["choices"])
 
 
+def test_prompt_logprobs_exactly(http: httpx.Client) -> None:
+    answer = ask(http, [97, 98, MARK_ID], max_tokens=1, prompt_logprobs=1, n=2)
+    scores = [
+        None,
+        {"98": {"logprob": -0.5, "rank": 1, "decoded_token": "b"}},
+        {
+            "257": {"logprob": -0.5, "rank": None, "decoded_token": "<mark>"},
+            "1": {"logprob": -0.5, "rank": 1, "decoded_token": "\x01"},
+        },
+    ]
+    assert [choice["prompt_logprobs"] for choice in answer["choices"]] == [scores, scores]
+    none = ask(http, [97, 98], max_tokens=1, prompt_logprobs=0)["choices"][0]["prompt_logprobs"]
+    assert none == [None, {"98": {"logprob": -0.5, "rank": None, "decoded_token": "b"}}]
+    # Each of the two asked for gets as many as it asked for.
+    both = ask(http, [97, 98], max_tokens=1, prompt_logprobs=0, echo=True, logprobs=1)["choices"][0]
+    assert both["prompt_logprobs"] == none
+    assert both["logprobs"]["top_logprobs"] == [None, {"b": -0.5}, {"a": -0.5}]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_tokens_at_all_only_scores(http: httpx.Client, stream: bool) -> None:
+    body = {"prompt": [[97, 98], [99]], "max_tokens": 0, "echo": True, "logprobs": 1, "n": 2}
+    if stream:
+        choices = joined_choices(read_events(http, PATH, body), "text")
+    else:
+        answer = ask(http, **body)
+        assert answer["usage"]["completion_tokens"] == 0
+        choices = dict(enumerate(answer["choices"]))
+    assert [choices[i]["text"] for i in range(4)] == ["ab", "ab", "c", "c"]
+    assert {choice["finish_reason"] for choice in choices.values()} == {"length"}
+    assert choices[1]["logprobs"] == {
+        "tokens": ["a", "b"],
+        "token_logprobs": [None, -0.5],
+        "top_logprobs": [None, {"b": -0.5}],
+        "text_offset": [0, 1],
+    }
+
+
+def test_special_tokens_are_text_when_asked_for(http: httpx.Client) -> None:
+    prompt = [97, MARK_ID, 98]
+    assert texts(ask(http, prompt, max_tokens=3)) == ["ab"]
+    shown = {"skip_special_tokens": False, "spaces_between_special_tokens": False}
+    assert texts(ask(http, prompt, max_tokens=3, **shown)) == ["a<mark>b"]
+    answer = ask(http, prompt, max_tokens=3, echo=True, logprobs=0, **shown)
+    assert texts(answer) == ["a<mark>ba<mark>b"]
+    assert answer["choices"][0]["logprobs"]["text_offset"] == [0, 1, 7, 8, 9, 15]
+    # A stop token is not shown, whatever its kind.
+    assert texts(ask(http, prompt, max_tokens=3, stop_token_ids=[MARK_ID], **shown)) == ["a"]
+
+
+def test_special_tokens_before_a_text_can_be_left_out(http: httpx.Client) -> None:
+    assert texts(ask(http, "ab", add_special_tokens=False, max_tokens=3)) == ["aba"]
+
+
 def test_usage_is_one_last_chunk(http: httpx.Client) -> None:
     body = {"prompt": [[97], [98]], "stream_options": {"include_usage": True}}
     events = read_events(http, PATH, body)

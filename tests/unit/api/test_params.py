@@ -23,6 +23,7 @@ def test_every_parameter_of_the_engine_can_be_asked_for() -> None:
     assert public - set(GenerationParams.__struct_fields__) == {
         "stop",
         "include_stop_str_in_output",
+        "skip_special_tokens",
     }
 
 
@@ -62,6 +63,7 @@ def test_stop_rules() -> None:
         (SamplingParams(stop=("x",) * 100), "stop"),
         (SamplingParams(bad_words=("x",) * 2000), "bad_words"),
         (SamplingParams(bad_words=(" ",)), "bad_words"),
+        (SamplingParams(bad_words=("x" * 300,)), "bad_words"),
         (SamplingParams(temperature=3.0), "temperature"),
     ],
 )

@@ -1,0 +1,50 @@
+"""Connections of clients that do not go on sending are closed.
+
+A request that takes too long to arrive is answered with 408 (`api.http.body`) where that is still
+possible; this is for what no end point sees: headers that never end, and the rest of a body that
+was refused. Exercised by `pytest tests/server/test_slow_clients.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hasten.api.http.body import BODY_LIMIT_S
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+if TYPE_CHECKING:
+    import asyncio
+
+ARRIVAL_LIMIT_S = BODY_LIMIT_S + 5.0
+"""From a connection, or from the first byte of a request on one, to the request's last byte."""
+
+
+class PunctualProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP, with a time limit for the arrival of requests."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._expect()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._arrived()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._expect()
+
+    def on_message_complete(self) -> None:
+        self._arrived()
+        super().on_message_complete()
+
+    def _expect(self) -> None:
+        self._arrived()
+        self._deadline = self.loop.call_later(ARRIVAL_LIMIT_S, self.transport.close)
+
+    def _arrived(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
