@@ -7,6 +7,7 @@ so calibration computes what serving does and knows no architecture of its own. 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -110,6 +111,9 @@ class CalibratableDecoder:
             chosen = ids[first : first + num_requests]
             executable.run(layout.batch([PromptChunk(row) for row in chosen]))
             yield int(chosen[0, 0]), int(chosen[-1, -1]) + 1, executable
+        # What an executable holds may refer back to it: uncollected, layers would pile up.
+        del executable, cache
+        gc.collect()
 
     def _cached(self, rotated: F32Array) -> tuple[F32Array, F32Array]:
         """K and V of q | k | v."""

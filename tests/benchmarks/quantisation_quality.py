@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,21 +24,24 @@ from hasten.api.text.tokenizer import load_tokenizer
 from hasten.core.build import ModelBinding
 from hasten.core.loading import load_model
 from hasten.core.options import CacheOptions, EngineOptions, ExecutionOptions, ModelOptions
+from hasten.core.prompt_batch import PromptChunk, PromptLayout
 from hasten.evals.distribution import FullDistribution, divergence
-from hasten.evals.logits import LogitsReader
-from hasten.evals.target import Scored
+from hasten.evals.logits import TAP, with_logits_tap
 from hasten.kernels.backend import get_backend
+from hasten.kernels.program import Capacity
 from rich.console import Console
 from rich.progress import track
 
 BASELINE = "bf16"
 WINDOW_LEN = 2048
+ROWS = 256
+"""Positions compared at once: 50 MB of logits of each model."""
 BLOCK_SIZE = 16
 DATA = Path(os.environ.get("HASTEN_DATA", Path(__file__).parents[3] / "shared"))
 TEXT = DATA / "data" / "perplexity" / "wikitext2_raw_test.txt"
 
-Reader = Callable[[tuple[int, ...]], FullDistribution]
-"""What a model expects at every position of a window from the second on."""
+Reader = Callable[[tuple[int, ...]], Iterator[FullDistribution]]
+"""What a model expects at every position of a window from the second on, `ROWS` at a time."""
 
 
 @dataclass(slots=True)
@@ -76,11 +79,30 @@ def served(options: EngineOptions) -> Maker:
             quantize_lm_head=wanted.quantize_lm_head,
         )
         backend = get_backend(options.execution.kernels, options.execution.num_threads)
-        binding = ModelBinding.resolve(model, backend, options)
-        reader = LogitsReader(binding, WINDOW_LEN, BLOCK_SIZE)
-        return lambda ids: reader.read(Scored(ids, 1))
+        return served_reader(ModelBinding.resolve(model, backend, options))
 
     return make
+
+
+def served_reader(binding: ModelBinding) -> Reader:
+    """Reads the logits of every row, computed by the program that serves."""
+    program = with_logits_tap(binding.program)
+    layout = PromptLayout(program.kv_groups, 1, WINDOW_LEN, BLOCK_SIZE)
+    step = binding.backend.compile(
+        program,
+        binding.model.weights,
+        binding.backend.allocate_kv(layout.kv_plan()),
+        Capacity(ROWS, 1, 1, WINDOW_LEN),
+    )
+
+    def read(ids: tuple[int, ...]) -> Iterator[FullDistribution]:
+        for start in range(0, len(ids) - 1, ROWS):
+            chunk = np.array(ids[start : min(start + ROWS, len(ids) - 1)], np.int32)
+            step.run(layout.batch([PromptChunk(chunk, start)]))
+            wanted = ids[start + 1 : start + 1 + len(chunk)]
+            yield FullDistribution.from_logits(step.tap(TAP).copy(), wanted)
+
+    return read
 
 
 def served_makers(checkpoints: dict[str, str], kernels: str) -> dict[str, Maker]:
@@ -110,9 +132,10 @@ def measure(makers: dict[str, Maker], num_tokens: int, only: list[str]) -> None:
     totals = {name: Totals() for name in wanted}
     console = Console()
     for window in track(windows, "windows", console=console):
-        base = baseline(window)
-        for name, reader in readers.items():
-            totals[name].add(base, reader(window))
+        found = {name: reader(window) for name, reader in readers.items()}
+        for base in baseline(window):
+            for name, rows in found.items():
+                totals[name].add(base, next(rows))
     console.print("| scheme | KL (nats) | top-1 agreement | perplexity ratio |\n|---|---|---|---|")
     for name, total in totals.items():
         console.print(total.line(name))

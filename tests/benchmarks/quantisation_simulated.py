@@ -7,7 +7,7 @@ keys and values inside the attention function. All in fp32.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from hasten.core.loading import LoadedModel, load_model
 from hasten.core.models import weight_specs
 from hasten.evals.distribution import FullDistribution
 
-from tests.benchmarks.quantisation_quality import BASELINE, Maker, Reader
+from tests.benchmarks.quantisation_quality import BASELINE, ROWS, Maker, Reader
 
 Rounding = Callable[[torch.Tensor], torch.Tensor]
 
@@ -34,10 +34,13 @@ def simulated_makers() -> dict[str, Maker]:
 
 
 def reader(theirs: Any) -> Reader:
-    def read(ids: tuple[int, ...]) -> FullDistribution:
+    def read(ids: tuple[int, ...]) -> Iterator[FullDistribution]:
         with torch.inference_mode():
-            logits = theirs(torch.tensor([ids[:-1]])).logits[0].float().numpy()
-        return FullDistribution.from_logits(logits, ids[1:])
+            hidden = theirs.model(torch.tensor([ids[:-1]])).last_hidden_state[0]
+        for start in range(0, len(hidden), ROWS):
+            with torch.inference_mode():
+                logits = theirs.lm_head(hidden[start : start + ROWS]).numpy()
+            yield FullDistribution.from_logits(logits, ids[1:][start : start + ROWS])
 
     return read
 
