@@ -29,6 +29,8 @@ _ACTIVATIONS = {Activation.SILU: "silu", Activation.GELU_TANH: "gelu_pytorch_tan
 def export_config(config: DecoderConfig, eos_token_ids: tuple[int, ...]) -> dict[str, Any]:
     """The JSON object. Raises LoadError for what the format cannot say (scaled rotary angles)."""
     family = _family(config)
+    if family not in _ARCHITECTURES:
+        raise LoadError(f"writing models of the family {family} as config.json is not supported")
     architecture, model_type = _ARCHITECTURES[family]
     exported: dict[str, Any] = {
         "architectures": [architecture],

@@ -118,13 +118,18 @@ def read_model_info(reference: str) -> ModelInfo:
 
 
 def load_model(
-    reference: str, *, quantization: str | None = None, quantize_lm_head: bool = False
+    reference: str,
+    *,
+    quantization: str | None = None,
+    quantize_lm_head: bool = False,
+    max_model_len: int | None = None,
 ) -> LoadedModel:
     """Load `embedded`, a Hugging Face directory or a .gguf file.
 
     `quantization` ("fp8", "int4", "int8") converts the linear layers, with `quantize_lm_head` the
-    head too. Raises LoadError, with one line that names the file, tensor, field or option
-    concerned.
+    head too. `max_model_len` bounds the requests that will come, where that is known: LongRoPE
+    models rotate by other angles if none can be long. Raises LoadError, with one line that names
+    the file, tensor, field or option concerned.
     """
     if quantization is None and quantize_lm_head:
         raise LoadError("--quantize-lm-head says nothing without --quantization")
@@ -132,7 +137,10 @@ def load_model(
         None if quantization is None else LoadTimeQuantization(quantization, quantize_lm_head)
     )
     location = locate_model(reference)
-    model = _load_gguf(location) if location.is_gguf else _load_directory(location)
+    load = _load_gguf if location.is_gguf else _load_directory
+    model = load(location, max_model_len)
+    if max_model_len is not None and model.config != read_model_info(reference).config:
+        model = replace(model, content_hash=f"{model.content_hash}-short_rope")
     if conversion is None:
         return model
     weights = conversion.apply(weight_specs(model.config), model.weights)
@@ -140,24 +148,26 @@ def load_model(
     return replace(model, weights=weights, content_hash=content_hash)
 
 
-def _load_gguf(location: ModelLocation) -> LoadedModel:
+def _load_gguf(location: ModelLocation, max_model_len: int | None) -> LoadedModel:
     file = open_gguf(location.path)
-    info = _gguf_info(location, file)
+    info = _gguf_info(location, file, max_model_len)
     weights = read_weights(weight_specs(info.config), GGUFSource(file, info.config))
     content_hash = fingerprint((file.header,), (tensor.raw for tensor in file.tensors.values()))
     return LoadedModel(info, weights, content_hash)
 
 
-def _gguf_info(location: ModelLocation, file: GGUFFile) -> ModelInfo:
+def _gguf_info(
+    location: ModelLocation, file: GGUFFile, max_model_len: int | None = None
+) -> ModelInfo:
     fields = Fields(file.metadata, str(file.path))
     keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
     eos = dict.fromkeys(fields.integer(key, minimum=0) for key in keys if key in fields)
-    config = read_gguf_config(file)
+    config = read_gguf_config(file, max_model_len)
     return ModelInfo(location.name, location.path, config, _checked_eos(tuple(eos), config), {})
 
 
-def _load_directory(location: ModelLocation) -> LoadedModel:
-    info = _directory_info(location)
+def _load_directory(location: ModelLocation, max_model_len: int | None) -> LoadedModel:
+    info = _directory_info(location, max_model_len)
     files = open_safetensors(location.path)
     source = _source(location, files, _ignored_tensors(files, info.config))
     weights = read_weights(weight_specs(info.config), source)
@@ -181,10 +191,10 @@ def _source(
     return QuantizedSource(files, config, ignored)
 
 
-def _directory_info(location: ModelLocation) -> ModelInfo:
+def _directory_info(location: ModelLocation, max_model_len: int | None = None) -> ModelInfo:
     config_path = location.path / "config.json"
     fields = read_json(config_path)
-    config = read_hf_config(fields)
+    config = read_hf_config(fields, max_model_len)
     generation_path = location.path / "generation_config.json"
     generation = (
         read_json(generation_path)

@@ -48,6 +48,21 @@ LONG_ROPE = {
     "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
 }
 GEMMA: dict[str, Any] = {"head_dim": 24, "query_pre_attn_scalar": 20}
+GEMMA2: dict[str, Any] = {
+    **GEMMA,
+    "sliding_window": 8,
+    "attn_logit_softcapping": 1.5,
+    "final_logit_softcapping": 2.0,
+}
+GEMMA3: dict[str, Any] = {
+    **GEMMA,
+    "num_hidden_layers": 7,
+    "sliding_window": 8,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "rope_theta": 1e5, "factor": 8.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+    },
+}
 
 TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
@@ -95,27 +110,10 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}},
     ),
     "gemma": ("Gemma", {"head_dim": 24}),
-    "gemma2": (
-        "Gemma2",
-        {
-            **GEMMA,
-            "sliding_window": 8,
-            "attn_logit_softcapping": 1.5,
-            "final_logit_softcapping": 2.0,
-        },
-    ),
-    "gemma3": (
-        "Gemma3",
-        {
-            **GEMMA,
-            "num_hidden_layers": 7,
-            "sliding_window": 8,
-            "rope_parameters": {
-                "full_attention": {"rope_type": "linear", "rope_theta": 1e5, "factor": 8.0},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
-            },
-        },
-    ),
+    "gemma2": ("Gemma2", GEMMA2),
+    "gemma2-plain-scale": ("Gemma2", {**GEMMA2, "query_pre_attn_scalar": 24}),
+    "gemma3-plain-scale": ("Gemma3", {**GEMMA3, "query_pre_attn_scalar": 24}),
+    "gemma3": ("Gemma3", GEMMA3),
     "phi3": ("Phi3", {}),
     "phi3-window": ("Phi3", {"sliding_window": 8}),
     "phi4-long-rope": (

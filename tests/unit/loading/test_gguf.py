@@ -11,7 +11,7 @@ import pytest
 from gguf.constants import GGMLQuantizationType
 from hasten.core.loading import LoadError, load_model, read_model_info
 from hasten.core.loading.gguf_file import open_gguf
-from hasten.core.loading.gguf_source import checkpoint_name, gguf_name
+from hasten.core.loading.gguf_names import TensorNames
 from hasten.core.models.rope import Llama3Scaling, make_rope
 from hasten.kernels.program import WeightName
 from hasten.kernels.weights import DenseWeight, GroupedIntWeight
@@ -29,6 +29,7 @@ from tests.helpers.gguf_files import (
     TinyGGUF,
     write_gguf,
 )
+from tests.helpers.random_models import tiny_config
 
 Q4_0, Q4_1 = GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1
 Q5_0, Q8_0 = GGMLQuantizationType.Q5_0, GGMLQuantizationType.Q8_0
@@ -132,11 +133,11 @@ def test_linear_scaling_and_window(tmp_path: Path, kind: str | None) -> None:
         ({"llama.embedding_length": 63}, "is 4 for embeddings of 63"),
         ({"llama.feed_forward_length": 95}, r"tensor 'blk.0.ffn_gate.weight' has shape \[96, 64\]"),
         ({"llama.attention.head_count_kv": 3}, "num_kv_heads must divide num_heads"),
-        ({"llama.rope.scaling.type": "yarn"}, "'llama.rope.scaling.type' is \"yarn\""),
+        ({"llama.rope.scaling.type": "longrope"}, "'llama.rope.scaling.type' is \"longrope\""),
         ({"split.count": 3}, "'split.count' is 3, which is not supported"),
         ({"llama.logit_scale": 0.5}, "'llama.logit_scale' is present"),
         ({"llama.attention.causal": False}, "'llama.attention.causal' is false"),
-        ({"llama.expert_count": 8}, "field 'llama.expert_count' is 8"),
+        ({"llama.expert_count": 8}, "field 'llama.expert_used_count' is missing"),
         ({"llama.attention.layer_norm_rms_epsilon": 0.0}, "must be a number above 0"),
         ({"llama.rope.freq_base": float("nan")}, "must be a number above 0"),
         ({"llama.rope.dimension_count": 18}, "must be from 1 to 16, got 18"),
@@ -215,8 +216,9 @@ def test_norms_do_not_keep_the_file_mapped(tmp_path: Path) -> None:
     ],
 )
 def test_names_translate_both_ways(name: str, key: str) -> None:
-    assert checkpoint_name(name) == key
-    assert gguf_name(key) == name
+    names = TensorNames.of(tiny_config())
+    assert list(names.checkpoint_keys(name, 0)) == [key]
+    assert names.gguf_name(key) == name
 
 
 @settings(
