@@ -7,22 +7,19 @@ batching, prefix cache. Full distributions need the logits themselves; see `logi
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hasten.api.text.chat_template import ChatTemplate, ChatTemplateError
-from hasten.api.text.tokenizer import Tokenizer, load_tokenizer
+from hasten.api.text.tokenizer import load_tokenizer
 from hasten.core.build import ModelBinding, assemble, settle_memory, step_capacity
 from hasten.core.engine import Engine
 from hasten.core.loading import load_model
 from hasten.core.params import GenerationParams
 from hasten.core.runner import InProcessExecutor
 from hasten.core.step_profile import profile
-from hasten.evals.canonical import content_hash
-from hasten.evals.configuration import Configuration, environment_parts
 from hasten.evals.driver import EngineDriver
+from hasten.evals.engine_configuration import describe, template_source
 from hasten.evals.logits import LogitsReader
 from hasten.evals.target import (
     CannotMeasureError,
@@ -46,10 +43,6 @@ if TYPE_CHECKING:
 
 PROFILE_S = 0.3
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token")
-
-
-def _unchanged(value: object) -> object:
-    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +76,13 @@ class EngineTarget:
         self._options = options
         self._plan = settle_memory(self._binding, options)
         self._tokenizer = load_tokenizer(options.model.tokenizer or options.model.model)
-        self._template = damage.template(_template_source(options, self._tokenizer))
+        self._template = damage.template(template_source(options, self._tokenizer))
         engine = _build(self._binding, self._plan, options, damage)
         self._driver = EngineDriver(engine, self._tokenizer, model.eos_token_ids)
         self._logits: LogitsReader | None = None
-        self.configuration = self._describe(damage)
+        self.configuration = describe(
+            self._binding, options, self._tokenizer, self._template, damage.name
+        )
 
     @property
     def max_len(self) -> int:
@@ -162,38 +157,6 @@ class EngineTarget:
             raise CannotMeasureError(
                 f"{num_tokens} tokens exceed what {self.configuration.name} holds ({self.max_len})"
             )
-
-    def _describe(self, damage: Damage) -> Configuration:
-        """Whatever can change an answer; names are shown, contents decide."""
-        model = self._options.model
-        parts = {
-            **environment_parts(),
-            **self._binding.identity(),
-            "tokenizer": content_hash([self.encode(text) for text in _PROBES]),
-            "chat_template": hashlib.sha256(self._template.encode()).hexdigest(),
-            "quantization": model.quantization or "as stored",
-            "block_size": str(self._options.cache.block_size),
-            "max_model_len": str(self.max_len),
-        }
-        name = f"{model.model} ({self._binding.backend.name}, {model.quantization or 'as stored'})"
-        if damage is not SOUND:
-            parts["damage"] = damage.name
-            name = f"{name} with {damage.name}"
-        return Configuration(name, parts)
-
-
-_PROBES = (
-    "The quick brown fox, 1234567890 times: don't you see?",
-    "def f(x):\n    return x ** 2  # tabs\tand spaces",
-    "Straße, naïve, Привет, 今日は, 🙂🚲",
-)
-"""Texts whose token ids tell one tokeniser from another."""
-
-
-def _template_source(options: EngineOptions, tokenizer: Tokenizer) -> str:
-    if options.model.chat_template is not None:
-        return Path(options.model.chat_template).read_text(encoding="utf-8")
-    return tokenizer.chat_template or ""
 
 
 def _build(

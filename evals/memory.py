@@ -45,10 +45,7 @@ class _Packed(msgspec.Struct, frozen=True, array_like=True):
     logprobs: bytes  # f32
 
 
-class _Facts(msgspec.Struct, frozen=True):
-    """What is known of a target without asking it."""
-
-    max_len: int
+_MAX_LEN = b"max_len"
 
 
 class RememberingTarget:
@@ -60,11 +57,15 @@ class RememberingTarget:
         self.configuration = configuration
         self._journal = journal
         self._target = target
-        self.num_recalled = 0
+        if target is not None:
+            journal.put(_MAX_LEN, msgspec.msgpack.encode(target.max_len))
 
     @property
     def max_len(self) -> int:
-        return self._remember("facts", None, _Facts, lambda t: _Facts(t.max_len)).max_len
+        """Of a stored run, what it had then."""
+        if self._target is not None:
+            return self._target.max_len
+        return msgspec.msgpack.decode(self._recall(_MAX_LEN), type=int)
 
     def encode(self, text: str) -> tuple[int, ...]:
         return self._remember("encode", text, tuple[int, ...], lambda t: t.encode(text))
@@ -119,7 +120,6 @@ class RememberingTarget:
             raise CannotMeasureError(
                 f"the stored run {self.configuration.name} did not measure this"
             )
-        self.num_recalled += 1
         return value
 
     def _remember(self, kind: str, asked: Any, of_type: type[T], ask: Callable[[Target], T]) -> T:
