@@ -1,13 +1,20 @@
-"""`hasten bench`: measure a server."""
+"""`hasten bench`: measure a server, or an engine in this process."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 from hasten.api.cli.flags import FlagCommand, build_options
+from hasten.api.engine_bench import LatencyOptions, ThroughputOptions
+from hasten.core.options import EngineOptions
 from hasten.evals.load.bench import LoadOptions
+
+_json_option = click.option(
+    "--json", "json_path", type=click.Path(path_type=Path), help="Write figures here."
+)
 
 
 @click.group()
@@ -18,7 +25,7 @@ def bench() -> None:
 @bench.command(cls=FlagCommand, option_classes=(LoadOptions,))
 @click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="The server.")
 @click.option("--api-key", envvar="HASTEN_API_KEY", show_envvar=True, help="Its bearer token.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write figures here.")
+@_json_option
 def serve(url: str, api_key: str | None, json_path: Path | None, **values: Any) -> None:
     """Load any OpenAI-compatible server and measure what its clients see.
 
@@ -26,7 +33,6 @@ def serve(url: str, api_key: str | None, json_path: Path | None, **values: Any) 
     --request-rate or --trace-speed, requests come whatever the answers do (open loop).
     """
     options = build_options(LoadOptions, values)
-    import msgspec
     from hasten.evals.load.bench import run_bench_serve
     from hasten.evals.load.errors import LoadError
     from hasten.evals.load.report import summary_table
@@ -44,8 +50,59 @@ def serve(url: str, api_key: str | None, json_path: Path | None, **values: Any) 
                 options,
                 lambda done, total: bar.update(task, completed=done, total=total),
             )
-        if json_path is not None:
-            json_path.write_bytes(msgspec.json.format(msgspec.json.encode(summary)) + b"\n")
+        _write_json(json_path, summary)
     except (LoadError, OSError) as error:
         raise click.ClickException(str(error)) from error
     Console().print(summary_table(summary))
+
+
+@bench.command(cls=FlagCommand, option_classes=(EngineOptions, LatencyOptions))
+@_json_option
+def latency(json_path: Path | None, **values: Any) -> None:
+    """Time the parts of a step while 1, 4, 16 ... requests decode.
+
+    Without a server: the engine runs in this process, as `hasten serve` would start it.
+    """
+    engine = build_options(EngineOptions, values)
+    options = build_options(LatencyOptions, values)
+    from hasten.api.engine_bench import BenchEngine, measure_latency
+    from hasten.api.engine_bench_report import latency_table
+    from hasten.kernels.backend import get_backend
+    from rich.console import Console
+
+    try:
+        backend = get_backend(engine.execution.kernels, engine.execution.num_threads)
+        rows = list(measure_latency(BenchEngine(engine), options, backend))
+        _write_json(json_path, rows)
+    except (ValueError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    Console().print(latency_table(rows))
+
+
+@bench.command(cls=FlagCommand, option_classes=(EngineOptions, ThroughputOptions))
+@_json_option
+def throughput(json_path: Path | None, **values: Any) -> None:
+    """Run many requests at once through an engine in this process, as fast as it goes."""
+    engine = build_options(EngineOptions, values)
+    options = build_options(ThroughputOptions, values)
+    from hasten.api.engine_bench import BenchEngine, measure_throughput
+    from hasten.api.engine_bench_report import throughput_table
+    from rich.console import Console
+    from rich.progress import Progress
+
+    try:
+        bench_engine = BenchEngine(engine)
+        with Progress(console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("requests", total=options.num_requests)
+            result = measure_throughput(bench_engine, options, partial(bar.advance, task))
+        _write_json(json_path, result)
+    except (ValueError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    Console().print(throughput_table(result))
+
+
+def _write_json(path: Path | None, figures: object) -> None:
+    if path is not None:
+        import msgspec
+
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(figures)) + b"\n")
