@@ -13,7 +13,7 @@ import json
 import logging
 from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -34,7 +34,13 @@ from hasten.core.runner import InProcessExecutor
 from hasten.core.scheduler import Scheduler
 from hasten.core.step_profile import profile
 from hasten.core.validation import ModelLimits
-from hasten.kernels.backend import KVPlan, get_backend
+from hasten.kernels.backend import (
+    KVPlan,
+    UnsupportedOpError,
+    available_backends,
+    first_refusal,
+    get_backend,
+)
 from hasten.kernels.dtypes import DType
 from hasten.kernels.program import Capacity
 
@@ -44,7 +50,7 @@ if TYPE_CHECKING:
     from hasten.core.loading import LoadedModel
     from hasten.core.models import KVFormat
     from hasten.core.options import EngineOptions
-    from hasten.core.protocols import Executor, Proposer
+    from hasten.core.protocols import Executor, Speculator, SpeculatorFactory
     from hasten.kernels.backend import Backend
     from hasten.kernels.program import Program
 
@@ -101,6 +107,30 @@ class ModelBinding:
         program = model.build_program(activations, kv_format)
         return cls(model, backend, activations, kv_format, program, notes)
 
+    @classmethod
+    def load(cls, options: EngineOptions) -> ModelBinding:
+        """The model that the options name, on the backend that they name.
+
+        With `--kernels auto` that is the fastest that can run the model; a note says what could
+        not. Raises ConfigurationError, LoadError and UnsupportedOpError.
+        """
+        model = load_model(
+            options.model.model,
+            quantization=options.model.quantization,
+            quantize_lm_head=options.model.quantize_lm_head,
+            max_model_len=options.model.max_model_len,
+        )
+        kernels = options.execution.kernels
+        notes: list[str] = []
+        for name in available_backends() if kernels == "auto" else (kernels,):
+            backend = get_backend(name, options.execution.num_threads)
+            binding = cls.resolve(model, backend, options)
+            reason = first_refusal(backend, binding.program, model.weights)
+            if reason is None:
+                return replace(binding, notes=(*notes, *binding.notes))
+            notes.append(f"kernels {name} cannot run this model: {reason}")
+        raise UnsupportedOpError("; ".join(notes))
+
     def identity(self) -> dict[str, str]:
         """Everything about it that may change a result."""
         return {
@@ -114,9 +144,11 @@ class ModelBinding:
 def build_engine(
     options: EngineOptions,
     report: Callable[[str], None] = logger.info,
-    proposer: Proposer | None = None,
+    make_speculator: SpeculatorFactory | None = None,
 ) -> Engine:
     """An engine for `options`; `report` gets the start-up report, line by line.
+
+    Speculation needs a `make_speculator` (see `hasten.spec`).
 
     Raises ConfigurationError for options that cannot be honoured, LoadError for a model that
     cannot be read, UnsupportedOpError for one that the kernels cannot run.
@@ -124,22 +156,17 @@ def build_engine(
     _refuse_unsupported(options)
     phases = Phases()
     with phases.timed("load"):
-        backend = get_backend(options.execution.kernels, options.execution.num_threads)
-        model = load_model(
-            options.model.model,
-            quantization=options.model.quantization,
-            quantize_lm_head=options.model.quantize_lm_head,
-        )
-        binding = ModelBinding.resolve(model, backend, options)
+        binding = ModelBinding.load(options)
     plan = settle_memory(binding, options)
     capacity = step_capacity(options, plan.max_model_len)
     with phases.timed("compile"):
         kv_plan = KVPlan(binding.program.kv_groups, plan.num_blocks, plan.block_size)
-        executor = InProcessExecutor(backend, binding.program, model.weights, kv_plan, capacity)
+        executor = InProcessExecutor(
+            binding.backend, binding.program, binding.model.weights, kv_plan, capacity
+        )
     with phases.timed("profile"):
         step_times = profile(executor.measure, capacity, PROFILE_BUDGET_S)
-    parts = assemble(binding, executor, plan, options, step_times)
-    parts.proposer = proposer
+    parts = assemble(binding, executor, plan, options, step_times, make_speculator)
     report(f"{parts.ready.model_name}: {describe(binding)}")
     for line in (*binding.notes, *plan.lines(), phases.line()):
         report(line)
@@ -193,8 +220,12 @@ def assemble(
     plan: MemoryPlan,
     options: EngineOptions,
     step_times: StepTimeModel,
+    make_speculator: SpeculatorFactory | None = None,
 ) -> EngineParts:
-    """The parts of an engine that runs `executor` within `plan`."""
+    """The parts of an engine that runs `executor` within `plan`.
+
+    Raises ConfigurationError for speculation without a `make_speculator`.
+    """
     scheduling = options.scheduler
     identity = binding.identity()
     blocks = BlockManager(
@@ -209,15 +240,31 @@ def assemble(
     if scheduling.target_itl_ms is not None:
         budget = ItlBudget(step_times, scheduling.target_itl_ms / 1000, plan.block_size)
     policy = queue_policy(scheduling.scheduling_policy)
+    speculator = _speculator(options, step_times, make_speculator)
+    spec_methods = frozenset[str]() if speculator is None else speculator.methods
     return EngineParts(
         scheduler=Scheduler(scheduling, blocks, policy, budget),
         blocks=blocks,
         executor=executor,
         capacity=step_capacity(options, plan.max_model_len),
-        limits=ModelLimits(binding.program.vocab_size, plan.max_model_len),
+        limits=ModelLimits(binding.program.vocab_size, plan.max_model_len, spec_methods),
         ready=_ready(binding, plan, options),
         observer=step_times,
+        speculator=speculator,
     )
+
+
+def _speculator(
+    options: EngineOptions, step_times: StepTimeModel, make: SpeculatorFactory | None
+) -> Speculator | None:
+    if make is not None:
+        return make(options, step_times)
+    method = options.speculation.spec_method
+    if method != "off":
+        raise ConfigurationError(
+            f"--spec-method {method}: this engine is built without speculation"
+        )
+    return None
 
 
 def describe(binding: ModelBinding) -> str:

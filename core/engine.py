@@ -17,6 +17,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from hasten.core.batch import BatchBuilder
+from hasten.core.draft_counters import MAX_DEPTH, DraftCounters
 from hasten.core.latency import StepShape
 from hasten.core.messages import RequestRefused, Stats
 from hasten.core.samples import make_samples
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from hasten.core.blocks import BlockManager
     from hasten.core.messages import AddRequest, EngineReady, TokenOutput
     from hasten.core.plan import StepPlan
-    from hasten.core.protocols import Executor, Proposer, StepObserver
+    from hasten.core.protocols import Executor, Speculator, StepObserver
     from hasten.core.request import FinishReason, RequestId
     from hasten.core.samples import Sample
     from hasten.core.scheduler import Scheduler
@@ -87,7 +88,7 @@ class EngineParts:
     limits: ModelLimits
     ready: EngineReady
     observer: StepObserver | None = None
-    proposer: Proposer | None = None
+    speculator: Speculator | None = None
 
 
 @dataclass(slots=True)
@@ -112,6 +113,7 @@ class Engine:
         self._open: dict[str, dict[int, RequestId]] = {}
         self._arrivals = 0
         self._counters = _Counters()
+        self._drafts = DraftCounters()
 
     @property
     def has_work(self) -> bool:
@@ -186,7 +188,7 @@ class Engine:
         marks.append(perf_counter_ns())
         self._update(plan, outcomes)
         marks.append(perf_counter_ns())
-        self._propose(outcomes)
+        self._speculate(outcomes)
         marks.append(perf_counter_ns())
         self.timings.add(marks)
         self._counters.num_steps += 1
@@ -195,6 +197,7 @@ class Engine:
     def stats(self) -> Stats:
         """A snapshot, for metrics."""
         scheduler, blocks, counters = self._scheduler, self._parts.blocks, self._counters
+        speculator = self._parts.speculator
         return Stats(
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
@@ -206,6 +209,11 @@ class Engine:
             num_cached_prompt_tokens=counters.num_cached_prompt_tokens,
             num_recomputed_tokens=scheduler.num_recomputed_tokens,
             num_steps=counters.num_steps,
+            num_draft_tokens=self._drafts.num_drafted,
+            num_accepted_draft_tokens=self._drafts.num_accepted,
+            draft_depths=list(self._drafts.depths),
+            accepted_drafts=list(self._drafts.accepted),
+            speculation_gain=1.0 if speculator is None else speculator.gain,
         )
 
     def _verify(self, plan: StepPlan, result: StepResult) -> list[_Outcome]:
@@ -224,7 +232,9 @@ class Engine:
                 continue
             row = end - planned.num_drafts - 1
             kept = num_kept(chosen[row:end], request.draft_token_ids[: planned.num_drafts])
+            num_right = kept - 1
             kept, reason = sample.stop.cut(chosen[row : row + kept], request.num_output_tokens)
+            self._drafts.count(planned.num_drafts, min(num_right, kept))
             outcomes.append(_Outcome(sample, chosen[row : row + kept], row, reason))
         return outcomes
 
@@ -253,19 +263,23 @@ class Engine:
         del opened[request.sample_idx]
         if not opened:
             del self._open[request.group_id]
-        if self._parts.proposer is not None:
-            self._parts.proposer.forget(request.request_id)
+        if self._parts.speculator is not None:
+            self._parts.speculator.forget(request.request_id)
 
-    def _propose(self, outcomes: Sequence[_Outcome]) -> None:
+    def _speculate(self, outcomes: Sequence[_Outcome]) -> None:
         """Hang the next step's drafts on the requests that go on.
 
         A draft is worth nothing where no token may follow it, so the depth stops one short of
         `max_tokens`.
         """
-        if self._parts.proposer is None:
+        speculator = self._parts.speculator
+        if speculator is None:
             return
         requests = [outcome.sample.request for outcome in outcomes if outcome.finish_reason is None]
-        depths = [request.max_total_tokens - request.num_tokens - 1 for request in requests]
-        proposed = self._parts.proposer.propose(requests, depths)
-        for request, depth, drafts in zip(requests, depths, proposed, strict=True):
+        depths = [
+            min(request.max_total_tokens - request.num_tokens - 1, MAX_DEPTH)
+            for request in requests
+        ]
+        drafted = speculator.speculate(requests, depths, self._scheduler.prompts_ahead())
+        for request, depth, drafts in zip(requests, depths, drafted, strict=True):
             request.draft_token_ids = list(drafts[:depth])

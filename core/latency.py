@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hasten.kernels.step import StepBatch
 
 REFIT_EVERY = 32
@@ -37,6 +39,10 @@ SLOPE_SPREAD = 0.05
 """Contexts say something about attention when they change a step by more than this share."""
 EXACT_UP_TO = 64
 """Steps of up to this many tokens are told apart exactly, larger ones to an eighth of an octave."""
+
+
+MAX_ROW_TIMES = 256
+"""Shapes whose `row_times` are remembered."""
 
 
 class StepShape(msgspec.Struct, frozen=True, gc=False):
@@ -131,10 +137,27 @@ class StepTimeModel:
             lambda: deque(maxlen=WINDOW)
         )
         self._num_observed = 0
+        self._row_times: dict[tuple[int, int], list[float]] = {}
 
     def step_time(self, shape: StepShape) -> float:
         """Predicted seconds."""
         return self.body.at(shape.num_tokens) + self._beside_body(shape)
+
+    def row_times(self, shape: StepShape, num_more: int) -> Sequence[float]:
+        """Seconds of body and head of `shape` with 0, 1, .. `num_more` more rows, logits included.
+
+        They never fall: what measures so is noise. Valid until the next refit; do not modify.
+        """
+        key = shape.num_tokens, shape.num_logit_rows
+        times = self._row_times.get(key)
+        if times is None:
+            if len(self._row_times) >= MAX_ROW_TIMES:
+                self._row_times.clear()
+            times = self._row_times[key] = []
+        for more in range(len(times), num_more + 1):
+            seconds = self.body.at(key[0] + more) + self.head.at(key[1] + more)
+            times.append(max(seconds, times[-1]) if times else seconds)
+        return times
 
     def observe(self, shape: StepShape, seconds: float) -> None:
         """Learn from one step; every few steps the estimates move."""
@@ -143,6 +166,7 @@ class StepTimeModel:
         if self._num_observed % REFIT_EVERY == 0:
             self._refit_attention()
             self._refit_body()
+            self._row_times.clear()
 
     def _beside_body(self, shape: StepShape) -> float:
         return (

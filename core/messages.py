@@ -75,7 +75,12 @@ class RequestRefused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
-    """A snapshot of the engine."""
+    """A snapshot of the engine.
+
+    `draft_depths[d]` counts how often a request had d drafts verified in a step, and
+    `accepted_drafts[j]` how often the one at position j was right. `speculation_gain` is the
+    estimated rate of tokens over that without drafts.
+    """
 
     num_running: int
     num_waiting: int
@@ -87,6 +92,11 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     num_cached_prompt_tokens: int
     num_recomputed_tokens: int
     num_steps: int
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    draft_depths: list[int] = []
+    accepted_drafts: list[int] = []
+    speculation_gain: float = 1.0
 
 
 class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):

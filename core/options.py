@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from hasten.core.draft_counters import MAX_DEPTH
+
 
 class ConfigurationError(ValueError):
     """An option, or a combination of options, that cannot be honoured; the message names it."""
@@ -110,6 +112,50 @@ class ExecutionOptions:
             _require(self.num_threads >= 1, "--num-threads must be at least 1")
 
 
+SPEC_METHODS = ("ngram", "suffix")
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationOptions:
+    """Speculation: guess tokens and verify them together, which changes speed and no text."""
+
+    spec_method: str = option(
+        "off",
+        "what guesses: ngram (the request's own text), suffix (other requests' text too), auto "
+        "(whichever promises most)",
+        ("off", *SPEC_METHODS, "auto"),
+    )
+    spec_depth: str = option(
+        "auto", "tokens guessed per request and step: auto (as many as pay), or 0 to 16"
+    )
+    spec_max_depth: int = option(MAX_DEPTH, "most tokens guessed, 0 to 16")
+
+    def __post_init__(self) -> None:
+        allowed = range(MAX_DEPTH + 1)
+        _require(
+            self.spec_depth == "auto" or self.spec_depth in map(str, allowed),
+            f"--spec-depth must be auto or from 0 to {MAX_DEPTH}, got {self.spec_depth}",
+        )
+        _require(self.spec_max_depth in allowed, f"--spec-max-depth must be from 0 to {MAX_DEPTH}")
+        if self.fixed_depth is not None:
+            _require(
+                self.fixed_depth <= self.spec_max_depth,
+                f"--spec-depth {self.spec_depth} exceeds --spec-max-depth {self.spec_max_depth}",
+            )
+
+    @property
+    def fixed_depth(self) -> int | None:
+        """None when the depth follows the load."""
+        return None if self.spec_depth == "auto" else int(self.spec_depth)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The proposers that are to be made."""
+        if self.spec_method == "auto":
+            return SPEC_METHODS
+        return () if self.spec_method == "off" else (self.spec_method,)
+
+
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     """Everything an engine is built from."""
@@ -118,6 +164,7 @@ class EngineOptions:
     cache: CacheOptions = field(default_factory=CacheOptions)
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
     execution: ExecutionOptions = field(default_factory=ExecutionOptions)
+    speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
 
 
 @dataclass(frozen=True, slots=True)

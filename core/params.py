@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 import msgspec
+from hasten.core.draft_counters import MAX_DEPTH
 from hasten.kernels.step import MAX_LOGPROBS
 
 MAX_SEED = 2**64 - 1
@@ -20,6 +21,17 @@ class InvalidParameterError(ValueError):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
         self.field = field
+
+
+class Speculative(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one request asks of speculation: less than the server does, or one way of guessing.
+
+    `max_depth` None leaves the depth to the server, `method` None the choice among its methods.
+    """
+
+    enabled: bool = True
+    max_depth: int | None = None
+    method: str | None = None
 
 
 class GenerationParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,6 +61,7 @@ class GenerationParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     n: int = 1
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    speculative: Speculative = Speculative()
 
     def __post_init__(self) -> None:
         _check_range("max_tokens", self.max_tokens, 1, None)
@@ -78,6 +91,8 @@ class GenerationParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         ):
             if count is not None:
                 _check_range(field, count, 0, MAX_LOGPROBS)
+        if self.speculative.max_depth is not None:
+            _check_range("speculative.max_depth", self.speculative.max_depth, 0, MAX_DEPTH)
 
     @property
     def terminal_token_ids(self) -> frozenset[int]:

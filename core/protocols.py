@@ -1,6 +1,6 @@
 """What the engine loop calls but does not implement: the executor and the optional features.
 
-`core` knows no proposer by name; whoever builds an engine hands the objects in. Exercised with
+`core` knows none of these by name; whoever builds an engine hands the objects in. Exercised with
 scripted implementations by `pytest tests/unit/core/test_engine.py`.
 """
 
@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from hasten.core.latency import StepShape
+    from hasten.core.latency import StepShape, StepTimeModel
+    from hasten.core.options import EngineOptions
     from hasten.core.request import Request, RequestId
     from hasten.kernels.step import StepBatch, StepResult
 
@@ -30,19 +31,35 @@ class StepObserver(Protocol):
     def observe(self, shape: StepShape, seconds: float) -> None: ...
 
 
-class Proposer(Protocol):
+class Speculator(Protocol):
     """Guesses the next tokens of requests. A wrong guess costs time and never changes a token."""
 
-    def propose(
-        self, requests: Sequence[Request], max_depths: Sequence[int]
+    @property
+    def methods(self) -> frozenset[str]:
+        """The ways of guessing that a request may ask for."""
+        ...
+
+    @property
+    def gain(self) -> float:
+        """Estimated tokens per second lately, over those without guesses."""
+        ...
+
+    def speculate(
+        self, requests: Sequence[Request], max_depths: Sequence[int], beside: StepShape
     ) -> Sequence[Sequence[int]]:
         """At most `max_depths[i]` drafts for `requests[i]`; fewer, or none, is always allowed.
 
         Called after each step with the requests that got a token in it and go on; their
-        `token_ids` hold it already. Must not modify the requests.
+        `token_ids` hold it already. `beside` is what the next step will compute of prompts. Must
+        not modify the requests.
         """
         ...
 
     def forget(self, request_id: RequestId) -> None:
         """The request has ended: drop what is kept for it. Unknown ids are ignored."""
         ...
+
+
+if TYPE_CHECKING:
+    SpeculatorFactory = Callable[[EngineOptions, StepTimeModel], Speculator | None]
+    """Makes the speculator that options ask for; None when they ask for none."""

@@ -363,6 +363,19 @@ class Scheduler:
         self.num_preemptions += 1
         step.preempted.append(victim.request_id)
 
+    # Speculation ----------------------------------------------------------------------------
+
+    def prompts_ahead(self) -> StepShape:
+        """What the next step will compute, about, of the running requests that are behind."""
+        shape = EMPTY_STEP
+        num_left = self._max_num_tokens - len(self.running)
+        for request in self.running:
+            num_tokens = min(len(request.token_ids) - request.num_computed_tokens, num_left)
+            if num_tokens > 1:
+                shape = shape.with_chunk(request.num_computed_tokens, num_tokens, 1)
+                num_left -= num_tokens
+        return shape
+
     # After the step -------------------------------------------------------------------------
 
     def update(self, plan: StepPlan, accepted: Mapping[RequestId, Sequence[int]]) -> None:

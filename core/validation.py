@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What the model and its memory admit."""
+    """What the model, its memory and the options admit."""
 
     vocab_size: int
     max_model_len: int
+    spec_methods: frozenset[str] = frozenset()
 
 
 def why_refused(request: AddRequest, limits: ModelLimits) -> tuple[str, str] | None:
@@ -33,6 +34,10 @@ def why_refused(request: AddRequest, limits: ModelLimits) -> tuple[str, str] | N
         outside = _first_outside(token_ids, limits.vocab_size)
         if outside is not None:
             return field, f"token id {outside} is outside the vocabulary of {limits.vocab_size}"
+    method = request.params.speculative.method
+    if method is not None and method not in limits.spec_methods:
+        known = ", ".join(sorted(limits.spec_methods)) or "none (see --spec-method)"
+        return "speculative.method", f"{method!r} is not a method of this server: {known}"
     return _why_too_long(len(prompt), request.params.max_tokens, limits.max_model_len)
 
 

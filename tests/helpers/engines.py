@@ -11,7 +11,7 @@ from hasten.core.messages import AddRequest, EngineReady, PositionLogprobs, Toke
 from hasten.core.options import SchedulerOptions
 from hasten.core.params import GenerationParams
 from hasten.core.policy import StepBudget, queue_policy
-from hasten.core.protocols import Executor, Proposer
+from hasten.core.protocols import Executor, Speculator
 from hasten.core.scheduler import Scheduler
 from hasten.core.validation import ModelLimits
 from hasten.kernels.backend import KVPlan
@@ -55,7 +55,7 @@ def make_parts(
     size: EngineSize,
     executor: Executor,
     vocab_size: int = VOCAB_SIZE,
-    proposer: Proposer | None = None,
+    speculator: Speculator | None = None,
     budget: StepBudget | None = None,
 ) -> EngineParts:
     """The parts of an engine over `executor`."""
@@ -84,15 +84,15 @@ def make_parts(
             num_kv_tokens=(size.num_blocks - 1) * size.block_size,
             config_hash="mock",
         ),
-        proposer=proposer,
+        speculator=speculator,
     )
 
 
-def mock_engine(size: EngineSize | None = None, proposer: Proposer | None = None) -> Engine:
+def mock_engine(size: EngineSize | None = None, speculator: Speculator | None = None) -> Engine:
     """An engine over the mock model."""
     size = size or EngineSize()
     executor = MockExecutor(size.kv_plan, VOCAB_SIZE)
-    return Engine(make_parts(size, executor, VOCAB_SIZE, proposer))
+    return Engine(make_parts(size, executor, VOCAB_SIZE, speculator))
 
 
 def ask(

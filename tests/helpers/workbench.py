@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from hasten.core.engine import Engine
 from hasten.core.loading import LoadedModel
 from hasten.core.messages import AddRequest
-from hasten.core.protocols import Proposer
+from hasten.core.protocols import Speculator
 from hasten.core.runner import InProcessExecutor
 from hasten.kernels.backend import KVPlan, get_backend
 from hasten.kernels.dtypes import DType
@@ -67,7 +67,7 @@ class Workbench:
         num_blocks: int | None = None,
         max_num_batched_tokens: int = MAX_TOKENS,
         enable_prefix_caching: bool = True,
-        proposer: Proposer | None = None,
+        speculator: Speculator | None = None,
     ) -> Engine:
         size = replace(
             self.size,
@@ -75,7 +75,7 @@ class Workbench:
             max_num_batched_tokens=max_num_batched_tokens,
             enable_prefix_caching=enable_prefix_caching,
         )
-        return Engine(make_parts(size, self.executor, self.vocab_size, proposer))
+        return Engine(make_parts(size, self.executor, self.vocab_size, speculator))
 
     def demand(self, requests: list[AddRequest]) -> tuple[int, int]:
         """Blocks that all samples together, and the largest one alone, would fill."""

@@ -26,8 +26,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.engines import Answers, ask, run_alone, run_requests
-from tests.helpers.proposers import ScriptedProposer, patchy
 from tests.helpers.random_models import random_model, tiny_config
+from tests.helpers.speculators import ScriptedSpeculator, patchy
 from tests.helpers.workbench import Workbench
 
 NUM_SAMPLES = 16
@@ -124,8 +124,9 @@ def tight(bench: Workbench, requests: list[AddRequest], expected: Answers) -> En
 
 def drafted(bench: Workbench, requests: list[AddRequest], expected: Answers) -> Engine:
     texts = {key: answer.token_ids for key, answer in expected.items()}
-    proposer = ScriptedProposer(patchy(bench.vocab_size, texts, seed=len(requests)), max_depth=6)
-    return bench.engine(max_num_batched_tokens=256, proposer=proposer)
+    script = patchy(bench.vocab_size, texts, seed=len(requests))
+    speculator = ScriptedSpeculator(script, max_depth=6)
+    return bench.engine(max_num_batched_tokens=256, speculator=speculator)
 
 
 SCENARIOS: dict[str, Scenario] = {

@@ -31,7 +31,7 @@ from tests.helpers.engines import (
 )
 from tests.helpers.mock_model import MockExecutor
 from tests.helpers.naive_generation import generate_all
-from tests.helpers.proposers import Script, ScriptedProposer, patchy, perfect, wrong
+from tests.helpers.speculators import Script, ScriptedSpeculator, patchy, perfect, wrong
 
 MODEL = MockExecutor(EngineSize().kv_plan, VOCAB_SIZE)
 TOKENS = st.integers(0, VOCAB_SIZE - 1)
@@ -137,7 +137,7 @@ def test_no_draft_changes_a_token(
         "patchy": patchy(VOCAB_SIZE, texts, seed),
         "random": lambda _, depth: [rng.randrange(VOCAB_SIZE) for _ in range(depth)],
     }
-    engine = mock_engine(size, ScriptedProposer(scripts[script], seed))
+    engine = mock_engine(size, ScriptedSpeculator(scripts[script], seed))
     assert_same(run_requests(engine, requests), expected)
     stats = engine.stats()
     assert stats.num_free_blocks == stats.num_total_blocks
@@ -152,20 +152,20 @@ def test_right_drafts_save_steps() -> None:
     texts = {("a", 0): run_alone(mock_engine(), [request])["a", 0].token_ids}
     plain = mock_engine()
     run_requests(plain, [request])
-    drafted = mock_engine(proposer=ScriptedProposer(perfect(texts), max_depth=8))
+    drafted = mock_engine(speculator=ScriptedSpeculator(perfect(texts), max_depth=8))
     run_requests(drafted, [request])
     assert drafted.stats().num_steps < plain.stats().num_steps / 2
 
 
-def test_a_proposer_is_told_of_every_end() -> None:
-    proposer = ScriptedProposer(lambda *_: [])
-    engine = mock_engine(proposer=proposer)
+def test_a_speculator_is_told_of_every_end() -> None:
+    speculator = ScriptedSpeculator(lambda *_: [])
+    engine = mock_engine(speculator=speculator)
     engine.add_request(ask("b", [1], greedy(50)))
     engine.add_request(ask("a", [1, 2], greedy(3, n=2)))
     for _ in range(5):
         engine.step()
     engine.abort(["b"])
-    assert sorted(proposer.forgotten) == ["a/0", "a/1", "b/0"]
+    assert sorted(speculator.forgotten) == ["a/0", "a/1", "b/0"]
     assert not engine.has_work
 
 

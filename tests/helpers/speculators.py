@@ -1,16 +1,17 @@
-"""Scripted proposers: right, wrong and random drafts of random depth."""
+"""Scripted speculators: right, wrong and random drafts of random depth."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
 
+from hasten.core.latency import StepShape
 from hasten.core.request import Request, RequestId
 
 Script = Callable[[Request, int], list[int]]
 
 
-class ScriptedProposer:
+class ScriptedSpeculator:
     """Proposes what a function says, at depths that change from step to step."""
 
     def __init__(self, script: Script, seed: int = 0, max_depth: int = 8) -> None:
@@ -19,8 +20,19 @@ class ScriptedProposer:
         self._rng = random.Random(seed)
         self._max_depth = max_depth
 
-    def propose(
-        self, requests: Sequence[Request], max_depths: Sequence[int]
+    @property
+    def methods(self) -> frozenset[str]:
+        return frozenset({"scripted"})
+
+    @property
+    def gain(self) -> float:
+        return 1.0
+
+    def speculate(
+        self,
+        requests: Sequence[Request],
+        max_depths: Sequence[int],
+        beside: StepShape,  # noqa: ARG002 (the protocol's)
     ) -> Sequence[Sequence[int]]:
         proposed = []
         for request, max_depth in zip(requests, max_depths, strict=True):
