@@ -1,0 +1,41 @@
+"""From options to a speculator: the factory to hand to `core.build.build_engine`.
+
+Exercised by `pytest tests/cpu/spec/test_build.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hasten.spec.depth import DepthController, StepLimits
+from hasten.spec.ngram import NgramProposer
+from hasten.spec.speculator import Speculator
+from hasten.spec.suffix import SuffixProposer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hasten.core.latency import StepTimeModel
+    from hasten.core.options import EngineOptions
+    from hasten.spec.proposer import Proposer
+
+PROPOSERS: dict[str, Callable[[], Proposer]] = {"ngram": NgramProposer, "suffix": SuffixProposer}
+
+
+def make_speculator(options: EngineOptions, step_times: StepTimeModel) -> Speculator | None:
+    """The speculator that `options` ask for; None for `--spec-method off`."""
+    speculation, scheduling = options.speculation, options.scheduler
+    if not speculation.methods:
+        return None
+    target_ms = scheduling.target_itl_ms
+    limits = StepLimits(
+        max_rows=scheduling.max_num_batched_tokens,
+        target_s=None if target_ms is None else target_ms / 1000,
+        min_chunk=options.cache.block_size,
+    )
+    return Speculator(
+        {name: PROPOSERS[name]() for name in speculation.methods},
+        DepthController(step_times, limits),
+        speculation.spec_max_depth,
+        speculation.fixed_depth,
+    )
