@@ -96,6 +96,14 @@ class Backend(Protocol):
         ...
 
 
+def first_refusal(
+    backend: Backend, program: Program, weights: Mapping[WeightName, Weight]
+) -> str | None:
+    """The first op of `program` that `backend` cannot take, and why; None if it can take all."""
+    reasons = ((op.name, backend.supports(op, weights)) for op in program.ops)
+    return next((f"{name}: {why}" for name, why in reasons if why is not None), None)
+
+
 def available_backends() -> tuple[str, ...]:
     """Those of `BACKENDS` that this installation can run, the fastest first."""
     from hasten.kernels.cpu import why_unavailable
