@@ -1,0 +1,44 @@
+"""`--kernels auto` serves with the reference what the native kernels cannot run, and says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hasten.core.build import ModelBinding, build_engine
+from hasten.core.options import CacheOptions, EngineOptions, ExecutionOptions, ModelOptions
+from hasten.core.params import GenerationParams
+from hasten.kernels.backend import UnsupportedOpError, available_backends
+
+from tests.helpers.engines import ask, run_requests
+from tests.helpers.tiny_models import save_tiny_model
+
+
+def options(folder: Path, kernels: str) -> EngineOptions:
+    return EngineOptions(
+        model=ModelOptions(model=str(folder)),
+        cache=CacheOptions(kv_cache_memory_bytes=1 << 22),
+        execution=ExecutionOptions(kernels=kernels, num_threads=1),
+    )
+
+
+def test_auto_is_the_reference_where_the_native_kernels_lack_an_op(tmp_path: Path) -> None:
+    if "cpu" not in available_backends():
+        pytest.skip("the native kernels are not built here")
+    save_tiny_model("mixtral", tmp_path)
+    with pytest.raises(UnsupportedOpError, match=r"kernels cpu cannot run this model: route: "):
+        ModelBinding.load(options(tmp_path, "cpu"))
+    lines: list[str] = []
+    engine = build_engine(options(tmp_path, "auto"), lines.append)
+    assert sum("kernels cpu cannot run this model: route: " in line for line in lines) == 1
+    assert any("kernels reference" in line for line in lines)
+    params = GenerationParams(max_tokens=3, seed=1, ignore_eos=True)
+    answers = run_requests(engine, [ask("r", [3, 4, 5], params)])
+    assert len(answers["r", 0].token_ids) == 3
+
+
+def test_auto_is_the_fastest_backend_for_what_it_can_run(tmp_path: Path) -> None:
+    save_tiny_model("qwen3", tmp_path)
+    binding = ModelBinding.load(options(tmp_path, "auto"))
+    assert binding.backend.name == available_backends()[0]
+    assert binding.notes == ()
