@@ -42,7 +42,7 @@ from hasten.core.options import EngineOptions
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-DEFAULT_FACTORY = "hasten.core.build:build_engine"
+DEFAULT_FACTORY = "hasten.api.engine:build_engine"
 INPUT_SOCKET = "input"
 OUTPUT_SOCKET = "output"
 

@@ -107,7 +107,7 @@ class LLM:
         Raises ConfigurationError, LoadError or TypeError.
         """
         # Here and not above: whoever only wants `AsyncLLM` does not need torch in this process.
-        from hasten.core.build import build_engine
+        from hasten.api.engine import build_engine
 
         engine = engine_options(model, options)
         tokenizer = tokenizer_of(engine)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from hasten.api.text.sample_text import StopRules
-from hasten.core.params import GenerationParams, InvalidParameterError
+from hasten.core.params import GenerationParams, InvalidParameterError, Speculative
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,6 +67,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     n: int = 1
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    speculative: Speculative = Speculative()
 
     def resolve(self, context: RequestContext) -> GenerationParams:
         """The form that reaches the engine. Raises InvalidParameterError naming the field."""
@@ -93,6 +94,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             n=self.n,
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
+            speculative=self.speculative,
         )
 
     def stop_rules(self, eos_token_ids: tuple[int, ...]) -> StopRules:

@@ -31,6 +31,7 @@ from hasten.evals.target import (
     TokenScores,
 )
 from hasten.kernels.backend import KVPlan, get_backend
+from hasten.spec import make_speculator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -168,7 +169,8 @@ def _build(
         binding.backend, binding.program, binding.model.weights, kv_plan, capacity
     )
     step_times = profile(executor.measure, capacity, PROFILE_S)
-    return Engine(assemble(binding, damage.executor(executor), plan, options, step_times))
+    parts = assemble(binding, damage.executor(executor), plan, options, step_times, make_speculator)
+    return Engine(parts)
 
 
 def _scores(

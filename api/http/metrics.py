@@ -31,8 +31,14 @@ _COUNTERS = {
     "num_cached_prompt_tokens": "prompt tokens found in the prefix cache",
     "num_recomputed_tokens": "tokens computed again after a preemption",
     "num_steps": "engine steps",
+    "num_draft_tokens": "drafted tokens verified",
+    "num_accepted_draft_tokens": "drafted tokens that were right and kept",
 }
-_GAUGES = {"num_running": "requests in the running batch", "num_waiting": "requests waiting"}
+_GAUGES = {
+    "num_running": "requests in the running batch",
+    "num_waiting": "requests waiting",
+    "speculation_gain": "estimated rate of tokens over that without drafts",
+}
 _BLOCK_GAUGES = {"num_free_blocks": "free KV blocks", "num_total_blocks": "KV blocks"}
 
 
@@ -54,6 +60,24 @@ class _EngineStats(Collector):
             for group_id, value in enumerate(getattr(self.latest, name)):
                 family.add_metric([str(group_id)], value)
             yield family
+        yield from _draft_counters(self.latest)
+
+
+def _draft_counters(stats: Stats) -> Iterator[Metric]:
+    """Drafts by depth and by position; what was verified in vain is named too."""
+    yield CounterMetricFamily(
+        "hasten_num_wasted_draft_tokens",
+        "drafted tokens verified in vain",
+        value=stats.num_draft_tokens - stats.num_accepted_draft_tokens,
+    )
+    for name, text, label, values in (
+        ("draft_depths", "times that so many drafts were verified", "depth", stats.draft_depths),
+        ("accepted_drafts", "drafts right and kept", "position", stats.accepted_drafts),
+    ):
+        family = CounterMetricFamily(f"hasten_{name}", text, labels=[label])
+        for idx, value in enumerate(values):
+            family.add_metric([str(idx)], value)
+        yield family
 
 
 class Metrics:

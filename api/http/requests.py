@@ -13,6 +13,7 @@ import msgspec
 from hasten.api.http.errors import ApiError, unsupported
 from hasten.api.http.messages import ChatMessage
 from hasten.api.params import SamplingParams
+from hasten.core.params import Speculative
 
 if TYPE_CHECKING:
     from hasten.api.text_model import TextModel
@@ -74,6 +75,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     allowed_token_ids: list[Int32] | None = None
     priority: Int32 = 0
     cache_salt: str | None = None
+    speculative: Speculative | None = None
     prompt_logprobs: Int32 | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None

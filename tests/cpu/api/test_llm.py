@@ -20,7 +20,7 @@ AB = [97, 98]
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> LLM:
-    monkeypatch.setattr("hasten.core.build.build_engine", lambda _: FakeEngine())
+    monkeypatch.setattr("hasten.api.engine.build_engine", lambda _: FakeEngine())
     monkeypatch.setattr(llm, "tokenizer_of", load_byte_tokenizer)
     return LLM()
 

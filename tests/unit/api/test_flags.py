@@ -86,7 +86,7 @@ def test_the_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) 
         (["--port", "70000"], "--port must be from 0 to 65535"),
         (["--max-num-batched-tokens", "3"], "must be at least --max-num-seqs, got 3 and 64"),
         (["--enable-lora"], "--enable-lora: adapters are not supported yet"),
-        (["--speculative-config={}"], "--speculative-config: speculation is not supported yet"),
+        (["--speculative-config={}"], "--speculative-config: use --spec-method, --spec-depth and"),
         (["--trust_remote_code"], "--trust-remote-code: code that comes with a model"),
         (["a", "--model", "b"], "not both"),
         (["a", "b"], "unexpected extra argument"),
