@@ -47,8 +47,11 @@ if TYPE_CHECKING:
 
     from hasten.core.options import EngineOptions
 
-STALL_S = 30.0
-"""An engine with open requests that has said nothing for this long counts as stalled."""
+STALL_TIMEOUT_S = 60.0
+"""An engine that owes an answer and has said nothing for this long counts as dead.
+
+It says something after each step, so this is longer than any step may take.
+"""
 
 EXIT_GRACE_S = 5.0
 """How long the engine process may take to end after it was told to."""
@@ -82,7 +85,11 @@ class EngineClient:
     """Use `start`; the object is valid from then until `close`."""
 
     def __init__(
-        self, process: asyncio.subprocess.Process, socket_dir: str, context: zmq.asyncio.Context
+        self,
+        process: asyncio.subprocess.Process,
+        socket_dir: str,
+        context: zmq.asyncio.Context,
+        stall_timeout_s: float = STALL_TIMEOUT_S,
     ) -> None:
         self._process = process
         self._socket_dir = socket_dir
@@ -100,11 +107,17 @@ class EngineClient:
         self._tasks = [
             asyncio.create_task(self._receive()),
             asyncio.create_task(self._watch_process()),
+            asyncio.create_task(self._watch_silence(stall_timeout_s)),
         ]
 
     @classmethod
     async def start(
-        cls, options: EngineOptions, factory: str = DEFAULT_FACTORY, *, quiet: bool = False
+        cls,
+        options: EngineOptions,
+        factory: str = DEFAULT_FACTORY,
+        *,
+        quiet: bool = False,
+        stall_timeout_s: float = STALL_TIMEOUT_S,
     ) -> EngineClient:
         """Start an engine process and wait until it takes requests; `quiet` hides its log.
 
@@ -117,7 +130,7 @@ class EngineClient:
             shutil.rmtree(socket_dir, ignore_errors=True)
             raise
         launch = EngineLaunch(socket_dir=socket_dir, options=options, factory=factory)
-        client = cls(process, socket_dir, zmq.asyncio.Context())
+        client = cls(process, socket_dir, zmq.asyncio.Context(), stall_timeout_s)
         try:
             assert process.stdin is not None
             process.stdin.write(msgspec.json.encode(launch) + b"\n")
@@ -148,13 +161,8 @@ class EngineClient:
 
     @property
     def failure(self) -> str | None:
-        """Why the engine cannot take requests now, or None while it can."""
-        if self._failure is not None:
-            return str(self._failure)
-        silence_s = time.monotonic() - self._last_heard_s
-        if self._streams and silence_s > STALL_S:
-            return f"the engine has said nothing for {silence_s:.0f} s"
-        return None
+        """Why the engine cannot take requests any more, or None while it can."""
+        return None if self._failure is None else str(self._failure)
 
     async def wait_dead(self) -> None:
         """Return when the engine process has ended."""
@@ -169,8 +177,7 @@ class EngineClient:
         if self._failure is not None:
             raise self._failure
         queue: asyncio.Queue[TokenOutput | Exception] = asyncio.Queue()
-        if not self._streams:
-            self._last_heard_s = time.monotonic()
+        self._expect_word()
         self._streams[request.request_id] = queue
         num_unfinished = request.params.n
         try:
@@ -202,6 +209,7 @@ class EngineClient:
         """A snapshot of the engine. Raises EngineError when it is dead."""
         if self._failure is not None:
             raise self._failure
+        self._expect_word()
         waiter: asyncio.Future[Stats] = asyncio.get_running_loop().create_future()
         self._stats_waiters.append(waiter)
         self._send(GetStats())
@@ -274,6 +282,25 @@ class EngineClient:
         cause = f"signal {-status}" if status < 0 else f"status {status}"
         self._fail(EngineDeadError(f"the engine process ended unexpectedly ({cause})"))
         self._dead.set()
+
+    @property
+    def _is_owed(self) -> bool:
+        return bool(self._streams or self._stats_waiters)
+
+    def _expect_word(self) -> None:
+        """Silence counts from the moment that the engine has a reason to speak."""
+        if not self._is_owed:
+            self._last_heard_s = time.monotonic()
+
+    async def _watch_silence(self, limit_s: float) -> None:
+        """A process that hangs is no better than one that has ended: end it."""
+        while True:
+            await asyncio.sleep(min(1.0, limit_s / 4))
+            silence_s = time.monotonic() - self._last_heard_s
+            if self._is_owed and silence_s > limit_s and self._process.returncode is None:
+                self._fail(EngineDeadError(f"the engine said nothing for {silence_s:.0f} s"))
+                self._process.kill()
+                return
 
     def _fail(self, error: EngineError) -> None:
         """No request can be served from now on; the first reason given counts."""

@@ -175,7 +175,9 @@ class ServerOptions:
     port: int = option(8000, "port to listen on")
     api_key: str | None = option(None, "require this bearer token")
     shutdown_timeout_s: float = option(30.0, "how long open requests may finish after SIGTERM")
+    stall_timeout_s: float = option(60.0, "end an engine that hangs in one step for so long")
 
     def __post_init__(self) -> None:
         _require(0 <= self.port <= 65535, "--port must be from 0 to 65535")
         _require(self.shutdown_timeout_s >= 0, "--shutdown-timeout-s must not be negative")
+        _require(self.stall_timeout_s > 0, "--stall-timeout-s must be positive")

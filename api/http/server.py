@@ -176,7 +176,10 @@ class Server:
         text = asyncio.create_task(asyncio.to_thread(self._load_text))
         engine = asyncio.create_task(
             EngineClient.start(
-                options, self._parts.engine_factory, quiet=self._parts.hide_engine_log
+                options,
+                self._parts.engine_factory,
+                quiet=self._parts.hide_engine_log,
+                stall_timeout_s=self._options.stall_timeout_s,
             )
         )
         try:

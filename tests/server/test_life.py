@@ -144,6 +144,20 @@ def test_the_death_of_the_engine(tmp_path: Path, kill: bool) -> None:
         assert_gone(server, engine)
 
 
+def test_an_engine_that_hangs_counts_as_dead(tmp_path: Path) -> None:
+    with fake_server(tmp_path, "--stall-timeout-s", "0.5") as server, server.client() as client:
+        engine = server.engine()
+        asking = Asking(server, body_of(3000))
+        wait_running(server, 1)
+        engine.suspend()
+        asking.join()
+        assert asking.status == 503
+        assert "said nothing" in json.loads(asking.text)["error"]["message"]
+        assert client.get("/health").status_code == 503
+        assert server.process.wait(10) == 1
+        assert_gone(server, engine)
+
+
 def test_a_server_that_is_killed_takes_its_engine_along(tmp_path: Path) -> None:
     with fake_server(tmp_path) as server:
         engine = server.engine()
