@@ -7,6 +7,7 @@ a pass is 0. Exercised by `pytest tests/unit/evals/test_cli.py`.
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from hasten.evals.store import Store
 
 EXIT_ERROR = 2
+NEEDED = ("scipy", "openai", "httpx")
 
 
 def _options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -216,4 +218,8 @@ def with_store(act: Callable[[Store], Any], store_root: Path | None, key_file: P
 
 
 def main(prog_name: str = "evals") -> None:
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        click.echo(f"evals: needs {', '.join(missing)}: pip install 'hasten[evals]'", err=True)
+        sys.exit(EXIT_ERROR)
     cli(prog_name=prog_name)

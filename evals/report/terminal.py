@@ -1,11 +1,11 @@
-"""The verdict in the terminal: a table, where the damage is, one last line."""
+"""The verdict in the terminal: a table, why what did not pass did not, where the damage is."""
 
 from __future__ import annotations
 
-from hasten.evals.gate import Verdict
+from hasten.evals.gate import Judgement, Verdict
 from hasten.evals.record import Record
 from hasten.evals.report.diagnosis import diagnose
-from hasten.evals.report.wording import amount, headline, outcome, power_line
+from hasten.evals.report.wording import amount, detectable, headline, outcome
 from rich.console import Console
 from rich.table import Table
 
@@ -16,6 +16,7 @@ COLOURS = {
     Verdict.MISSING: "yellow",
     Verdict.INFORMATION: "dim",
 }
+DECIDED = (Verdict.PASS, Verdict.INFORMATION)
 
 
 def print_report(record: Record, console: Console | None = None) -> None:
@@ -24,6 +25,14 @@ def print_report(record: Record, console: Console | None = None) -> None:
     console.print(f"candidate  {record.candidate.name}", markup=False)
     console.print(f"baseline   {record.baseline.name}", markup=False)
     console.print(_table(record))
+    console.print(
+        f"at most: the upper {1 - record.suite.alpha:.0%} bound. sees: the least harm that so many "
+        f"samples would show to be beyond the limit with {record.suite.power:.0%} power.",
+        style="dim",
+    )
+    for judgement in record.judgements:
+        if judgement.verdict not in DECIDED:
+            console.print(f"{judgement.name}: {outcome(judgement)}", markup=False)
     for line in diagnose(record):
         console.print(f"where: {line}", markup=False)
     console.print(f"[{COLOURS[record.verdict]}]{headline(record)}[/]")
@@ -31,16 +40,26 @@ def print_report(record: Record, console: Console | None = None) -> None:
 
 def _table(record: Record) -> Table:
     table = Table(box=None, pad_edge=False)
-    for title in ("measure", "seen", "limit", "verdict", "why", "power"):
-        table.add_column(title, overflow="fold")
+    table.add_column("measure", overflow="fold")
+    for title in ("seen", "at most", "limit", "sees"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
     for judgement in record.judgements:
-        colour = COLOURS[judgement.verdict]
-        table.add_row(
-            judgement.name,
-            amount(judgement.estimate, judgement.unit),
-            amount(judgement.limit, judgement.unit),
-            f"[{colour}]{judgement.verdict.value}[/]",
-            outcome(judgement),
-            power_line(judgement, record),
-        )
+        table.add_row(judgement.name, *_numbers(judgement), _verdict(judgement))
     return table
+
+
+def _numbers(judgement: Judgement) -> tuple[str, str, str, str]:
+    unit = judgement.unit
+    return (
+        amount(judgement.estimate, unit),
+        amount(judgement.upper, unit),
+        amount(judgement.limit, unit),
+        detectable(judgement),
+    )
+
+
+def _verdict(judgement: Judgement) -> str:
+    if judgement.verdict is Verdict.INFORMATION:
+        return ""
+    return f"[{COLOURS[judgement.verdict]}]{judgement.verdict.value}[/]"

@@ -39,8 +39,8 @@ def number(value: float | None) -> str:
     """Three significant digits, never in exponent form."""
     if value is None:
         return "-"
-    if value == 0.0 or not math.isfinite(value):
-        return f"{value:g}"
+    if abs(value) < 5e-7 or not math.isfinite(value):
+        return "0" if math.isfinite(value) else f"{value:g}"
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
     return f"{value:.{min(digits, 6)}f}"
 
@@ -73,13 +73,19 @@ def _more(judgement: Judgement) -> str:
     return f"about {judgement.more_samples} more {judgement.sample} would decide"
 
 
-def power_line(judgement: Judgement, record: Record) -> str:
-    """What so many samples can see: "sees 1.9 % with 90 % power"."""
+def detectable(judgement: Judgement) -> str:
+    """The least harm that so many samples show; empty where there is no limit."""
     if judgement.detectable is None:
         return ""
     # Promises that allow no exception are counted; what can be seen is a share of all tries.
-    unit = "share" if judgement.limit == 0 and judgement.sample == "comparisons" else judgement.unit
-    return f"sees {amount(judgement.detectable, unit)} with {record.suite.power:.0%} power"
+    unit = "share" if judgement.sample == "comparisons" else judgement.unit
+    return amount(judgement.detectable, unit)
+
+
+def power_line(judgement: Judgement, record: Record) -> str:
+    """What so many samples can see: "sees 1.9 % with 90 % power"."""
+    seen = detectable(judgement)
+    return f"sees {seen} with {record.suite.power:.0%} power" if seen else ""
 
 
 def headline(record: Record) -> str:

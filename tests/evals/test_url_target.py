@@ -27,8 +27,8 @@ description = "for tests"
 [[blocks]]
 kind = "text"
 name = "text"
-num_windows = 4
-window_len = 96
+num_windows = 8
+window_len = 48
 limits = { kl_mean = 0.01 }
 """
 
