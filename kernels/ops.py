@@ -168,7 +168,8 @@ class Linear(Op):
     Accumulates in fp32 (integer schemes: exact int32 per group, then fp32 in group order) and
     rounds once to out's dtype. An fp8 weight with an activation scheme first replaces x by
     s * e4m3(x / s), clamped to +-448: s = max|x| / 448 over the row, or over each group of 128
-    inputs of it, in fp32 (1 where that is 0), or the weight's static `input_scale`.
+    inputs of it, in fp32 (1 where that is 0), or the weight's static `input_scale`. A backend
+    without fp8 products may leave x as it is, which is nearer to the unquantised model.
     """
 
     name: ClassVar[str] = "linear"

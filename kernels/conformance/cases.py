@@ -8,7 +8,7 @@ cache blocks with. Results are read through a tap named `OUT`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,16 @@ from hasten.kernels.conformance import oracles
 from hasten.kernels.conformance.oracles import F64, NUMPY_DTYPES, rounded
 from hasten.kernels.dtypes import DType
 from hasten.kernels.program import Buffer, KVGroupSpec, KVLayer, Program, Rows, WeightName
-from hasten.kernels.weights import DenseWeight, GroupedIntWeight, Matrix, StackedWeight, Weight
+from hasten.kernels.weights import (
+    ActivationScheme,
+    DenseWeight,
+    Fp8Weight,
+    GroupedIntWeight,
+    Matrix,
+    StackedWeight,
+    Weight,
+)
+from ml_dtypes import float8_e4m3fn
 
 OUT = "out"
 NUM_ROWS = 130
@@ -26,6 +35,14 @@ NUM_ROWS = 130
 
 ActivationGroup = Callable[[Weight, DType], int | None]
 """Inputs per group in which a linear quantises its activations to int8; None: it does not."""
+
+
+def never_quantized(_weight: Weight, _dtype: DType) -> int | None:
+    """Of backends that do as `ops.Linear` says, and round the inputs of fp8 weights only.
+
+    Those that choose their own activation arithmetic leave the inputs of fp8 weights as they are.
+    """
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +197,8 @@ def _linear_cases(dtype: DType, activation_group: ActivationGroup) -> Iterator[C
             recorder = _Recorder(dtype)
             grouped = _grouped(recorder.rng, bits, (out_width, width), with_offset=bits == 4)
             yield _linear_case(recorder, f"int{bits} groups of 32", grouped, activation_group)
+    for name, weight in (*_wide_groups(), *_fp8_weights()):
+        yield _linear_case(_Recorder(dtype), name, weight, activation_group)
     recorder = _Recorder(dtype)
     yield _linear_case(recorder, "stacked", _stacked(recorder.rng, dtype), activation_group)
     recorder = _Recorder(dtype)
@@ -213,18 +232,58 @@ def _expected_product(
     """X @ W^T part by part, activations quantised where the backend says so; and an allowance.
 
     Where an activation lies between two steps the backend may take the other one: the allowance
-    is two such steps in one row.
+    is two such steps in one row; for e4m3, whose steps are an eighth of the number, three of
+    ordinary numbers, less than leaving the inputs as they are would cost.
     """
     products, allowance = [], 0.0
     for part in weight.parts if isinstance(weight, StackedWeight) else (weight,):
         matrix = part.dequantize().astype(np.float64)
         group_size = activation_group(part, dtype)
-        x = values if group_size is None else oracles.quantized_rows(values, group_size)
+        x, flip = values, 0.0
+        if isinstance(part, Fp8Weight) and activation_group is never_quantized:
+            x = oracles.e4m3_inputs(values, part)
+            flip = 3 / 8 * values.std() * matrix.std() * (x is not values)
+        elif group_size is not None:
+            x = oracles.quantized_rows(values, group_size)
+            flip = 2 / 127 * np.abs(values).max() * np.abs(matrix).max()
         products.append(x @ matrix.T)
-        if group_size is not None:
-            flip = 2 * np.abs(values).max() / 127 * np.abs(matrix).max()
-            allowance = max(allowance, float(flip / np.abs(products[-1]).max()))
+        allowance = max(allowance, float(flip / np.abs(products[-1]).max()))
     return np.concatenate(products, axis=1), allowance
+
+
+def _wide_groups() -> Iterator[tuple[str, Matrix]]:
+    """int4 in other groups than 32: wider, a whole row, and scattered ones (`g_idx`)."""
+    rng = np.random.default_rng(23)
+    for group_size, shape in ((64, (33, 576)), (128, (20, 256)), (96, (5, 96))):
+        name = f"int4 groups of {group_size}"
+        yield name, _grouped(rng, 4, shape, with_offset=True, group_size=group_size)
+    scattered = _grouped(rng, 4, (40, 192), with_offset=True)
+    g_idx = rng.permutation(np.arange(192, dtype=np.int32) // 32)
+    yield "int4 with g_idx", replace(scattered, g_idx=g_idx)
+
+
+def _fp8_weights() -> Iterator[tuple[str, Matrix]]:
+    """Every granularity of scales, every scheme of inputs, ragged blocks."""
+    rng = np.random.default_rng(24)
+    for scheme, shape, block in (
+        (ActivationScheme.NONE, (33, 96), (1, 96)),
+        (ActivationScheme.TOKEN, (64, 200), (1, 200)),
+        (ActivationScheme.TOKEN, (17, 64), (17, 64)),
+        (ActivationScheme.TOKEN_GROUP, (130, 200), (128, 128)),
+        (ActivationScheme.TOKEN_GROUP, (40, 256), (1, 128)),
+        (ActivationScheme.STATIC, (33, 96), (33, 96)),
+    ):
+        data = 100 * rng.standard_normal(shape)
+        num_scales = -(-shape[0] // block[0]), -(-shape[1] // block[1])
+        scale = rng.uniform(0.005, 0.02, num_scales) / np.sqrt(shape[1])
+        weight = Fp8Weight(
+            np.clip(data, -448, 448).astype(float8_e4m3fn),
+            scale.astype(np.float32),
+            block,
+            scheme,
+            0.007 if scheme is ActivationScheme.STATIC else None,
+        )
+        yield f"fp8 blocks of {block[0]} x {block[1]}, inputs {scheme}", weight
 
 
 def _dense(rng: np.random.Generator, shape: tuple[int, int], dtype: DType) -> DenseWeight:
@@ -233,7 +292,12 @@ def _dense(rng: np.random.Generator, shape: tuple[int, int], dtype: DType) -> De
 
 
 def _grouped(
-    rng: np.random.Generator, bits: int, shape: tuple[int, int], with_offset: bool
+    rng: np.random.Generator,
+    bits: int,
+    shape: tuple[int, int],
+    *,
+    with_offset: bool,
+    group_size: int = 32,
 ) -> GroupedIntWeight:
     out, width = shape
     if bits == 4:
@@ -242,9 +306,9 @@ def _grouped(
     else:
         q = rng.integers(-127, 128, (out, width), dtype=np.int8)
         middle, step = 0.0, 0.014 / np.sqrt(width)
-    scale = (rng.uniform(0.5, 1.5, (out, width // 32)) * step).astype(np.float16)
+    scale = (rng.uniform(0.5, 1.5, (out, width // group_size)) * step).astype(np.float16)
     offset = (-middle * scale).astype(np.float16) if with_offset else None
-    return GroupedIntWeight(bits, 32, q, scale, offset)
+    return GroupedIntWeight(bits, group_size, q, scale, offset)
 
 
 def _stacked(rng: np.random.Generator, dtype: DType) -> StackedWeight:

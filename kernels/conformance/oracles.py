@@ -16,9 +16,12 @@ import numpy.typing as npt
 from hasten.kernels import ops
 from hasten.kernels.dtypes import DType
 from hasten.kernels.philox import gumbel_noise
+from hasten.kernels.weights import FP8_GROUP, ActivationScheme
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from hasten.kernels.weights import Fp8Weight
 
 F64 = npt.NDArray[np.float64]
 F32 = npt.NDArray[np.float32]
@@ -52,6 +55,24 @@ def quantized_rows(x: F64, group_size: int) -> F64:
     step: F64 = np.abs(groups).max(axis=-1, keepdims=True) / 127
     step[step == 0] = 1
     return (np.round(groups / step) * step).reshape(x.shape)
+
+
+def e4m3_inputs(x: F64, weight: Fp8Weight) -> F64:
+    """`x` as the weight's activation scheme rounds it: per row, per group of 128, or static."""
+    if weight.activations is ActivationScheme.NONE:
+        return x
+    by_group = weight.activations is ActivationScheme.TOKEN_GROUP
+    width = FP8_GROUP if by_group else x.shape[1]
+    parts = []
+    for start in range(0, x.shape[1], width):
+        part = x[:, start : start + width].astype(np.float32)
+        scale = np.abs(part).max(axis=1, keepdims=True) / np.float32(448)
+        if weight.input_scale is not None:
+            scale = np.full_like(scale, weight.input_scale)
+        scale[scale == 0] = 1
+        codes = np.clip(part / scale, -448, 448).astype(ml_dtypes.float8_e4m3fn)
+        parts.append(codes.astype(np.float64) * scale)
+    return np.concatenate(parts, axis=1)
 
 
 def rotate(heads: F64, position: int, rope: ops.Rope) -> F64:

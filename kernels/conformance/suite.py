@@ -11,7 +11,13 @@ import numpy as np
 import numpy.typing as npt
 from hasten.kernels.backend import KVPlan
 from hasten.kernels.conformance import oracles
-from hasten.kernels.conformance.cases import OUT, Case, all_cases
+from hasten.kernels.conformance.cases import (
+    OUT,
+    ActivationGroup,
+    Case,
+    all_cases,
+    never_quantized,
+)
 from hasten.kernels.conformance.cutting import BLOCK_SIZE, BatchMaker, Schedule, schedules
 from hasten.kernels.conformance.report import CheckRow, ConformanceReport, Verdict
 from hasten.kernels.conformance.sampling_cases import (
@@ -123,16 +129,14 @@ def _complaint(outcome: _Outcome) -> str:
 
 
 def _checks(backend: Backend, dtypes: Sequence[DType]) -> Iterator[_Check]:
-    group = backend.activation_group if isinstance(backend, QuantizesActivations) else _never
+    group: ActivationGroup = never_quantized
+    if isinstance(backend, QuantizesActivations):
+        group = backend.activation_group
     for dtype in dtypes:
         for case in all_cases(dtype, group):
             yield _op_check(backend, case)
     for sampling in sampling_cases():
         yield _sampling_check(backend, sampling)
-
-
-def _never(_weight: Weight, _dtype: DType) -> int | None:
-    return None
 
 
 def _first_refusal(
