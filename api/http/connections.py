@@ -2,7 +2,7 @@
 
 A request that takes too long to arrive is answered with 408 (`api.http.body`) where that is still
 possible; this is for what no end point sees: headers that never end, and the rest of a body that
-was refused. Exercised by `pytest tests/server/test_slow_clients.py`.
+was refused. Exercised by `pytest tests/unit/api/test_slow_clients.py`.
 """
 
 from __future__ import annotations

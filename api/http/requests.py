@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hasten.api.text_model import TextModel
 
 MAX_PROMPTS = 1024
+MAX_MESSAGES = 4096
 MAX_METADATA = 16  # entries
 MAX_METADATA_KEY_LEN, MAX_METADATA_VALUE_LEN = 64, 512  # characters; OpenAI's limits
 TEMPLATE_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
@@ -171,6 +172,9 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
         GenerationRequest.check(self)
         if not self.messages:
             raise ApiError(400, "messages must not be empty", param="messages")
+        if len(self.messages) > MAX_MESSAGES:
+            reason = f"messages holds {len(self.messages)} messages, at most {MAX_MESSAGES}"
+            raise ApiError(400, reason, param="messages")
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             raise ApiError(
                 400,
