@@ -105,10 +105,10 @@ def served_reader(binding: ModelBinding) -> Reader:
     return read
 
 
-def served_makers(checkpoints: dict[str, str], kernels: str) -> dict[str, Maker]:
+def served_makers(checkpoints: dict[str, str], kernels: str, dtype: str) -> dict[str, Maker]:
     """The baseline, then every scheme."""
     plain = EngineOptions(
-        model=ModelOptions(dtype="bfloat16"), execution=ExecutionOptions(kernels=kernels)
+        model=ModelOptions(dtype=dtype), execution=ExecutionOptions(kernels=kernels)
     )
 
     def with_model(**changes: Any) -> Maker:
@@ -147,6 +147,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", default=[], metavar="SCHEME")
     parser.add_argument("--checkpoint", action="append", default=[], metavar="NAME=DIRECTORY")
     parser.add_argument("--kernels", default="reference")
+    parser.add_argument("--dtype", default="bfloat16", help="of activations, baseline included")
     parser.add_argument("--simulated", action="store_true")
     asked = parser.parse_args()
     if asked.simulated:
@@ -155,7 +156,8 @@ def main() -> None:
         measure(simulated_makers(), asked.tokens, asked.only)
         return
     checkpoints = dict(entry.split("=", 1) for entry in asked.checkpoint)
-    measure(served_makers(checkpoints, asked.kernels), asked.tokens, asked.only)
+    makers = served_makers(checkpoints, asked.kernels, asked.dtype)
+    measure(makers, asked.tokens, asked.only)
 
 
 if __name__ == "__main__":
