@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING
 
 from hasten.api.text.tokenizer import Tokenizer, load_tokenizer
 from hasten.core.build import ModelBinding
-from hasten.core.loading import load_model
 from hasten.evals.canonical import content_hash
 from hasten.evals.configuration import Configuration, environment_parts
 from hasten.evals.store import Store, default_root
-from hasten.kernels.backend import get_backend
 
 if TYPE_CHECKING:
     from hasten.core.options import EngineOptions
@@ -47,6 +45,7 @@ def describe(
         "tokenizer": content_hash(probes),
         "chat_template": hashlib.sha256(template.encode()).hexdigest(),
         "quantization": quantization,
+        "speculation": options.speculation.spec_method,
     }
     name = f"{model.model} ({_short(binding)}, {quantization})"
     if damage:
@@ -55,7 +54,8 @@ def describe(
 
 
 def _short(binding: ModelBinding) -> str:
-    return f"{binding.backend.name}, {binding.activation_dtype.value}"
+    kv, activations = binding.kv_format.key, binding.activation_dtype.value
+    return f"{binding.backend.name}, {activations}{'' if kv == activations else f', KV {kv}'}"
 
 
 def template_source(options: EngineOptions, tokenizer: Tokenizer) -> str:
@@ -70,9 +70,7 @@ def configuration_of(options: EngineOptions) -> Configuration:
 
     Raises LoadError, ConfigurationError.
     """
-    backend = get_backend(options.execution.kernels, options.execution.num_threads)
-    model = load_model(options.model.model, quantization=options.model.quantization)
-    binding = ModelBinding.resolve(model, backend, options)
+    binding = ModelBinding.load(options)
     tokenizer = load_tokenizer(options.model.tokenizer or options.model.model)
     return describe(binding, options, tokenizer, template_source(options, tokenizer))
 

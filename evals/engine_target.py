@@ -14,7 +14,6 @@ from hasten.api.text.chat_template import ChatTemplate, ChatTemplateError
 from hasten.api.text.tokenizer import load_tokenizer
 from hasten.core.build import ModelBinding, assemble, settle_memory, step_capacity
 from hasten.core.engine import Engine
-from hasten.core.loading import load_model
 from hasten.core.params import GenerationParams
 from hasten.core.runner import InProcessExecutor
 from hasten.core.step_profile import profile
@@ -30,7 +29,7 @@ from hasten.evals.target import (
     Timing,
     TokenScores,
 )
-from hasten.kernels.backend import KVPlan, get_backend
+from hasten.kernels.backend import KVPlan
 from hasten.spec import make_speculator
 
 if TYPE_CHECKING:
@@ -67,19 +66,13 @@ class EngineTarget:
 
     def __init__(self, options: EngineOptions, damage: Damage = SOUND) -> None:
         """Load and compile. Raises what building an engine raises."""
-        backend = get_backend(options.execution.kernels, options.execution.num_threads)
-        model = load_model(
-            options.model.model,
-            quantization=options.model.quantization,
-            quantize_lm_head=options.model.quantize_lm_head,
-        )
-        self._binding = damage.binding(ModelBinding.resolve(model, backend, options))
+        self._binding = damage.binding(ModelBinding.load(options))
         self._options = options
         self._plan = settle_memory(self._binding, options)
         self._tokenizer = load_tokenizer(options.model.tokenizer or options.model.model)
         self._template = damage.template(template_source(options, self._tokenizer))
         engine = _build(self._binding, self._plan, options, damage)
-        self._driver = EngineDriver(engine, self._tokenizer, model.eos_token_ids)
+        self._driver = EngineDriver(engine, self._tokenizer, self._binding.model.eos_token_ids)
         self._logits: LogitsReader | None = None
         self.configuration = describe(
             self._binding, options, self._tokenizer, self._template, damage.name

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 from hasten.evals.engine_target import SOUND, Damage
+from hasten.kernels.ops import PagedAttention
 from hasten.kernels.weights import DenseWeight
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ F32 = npt.NDArray[np.float32]
 WRONG_TOKEN_SHARE = 0.01
 KEPT_CONTEXT = 256
 ROPE_BASE_FACTOR = 10.0
+DROPPED_SCALE = 1 / 16
 GROUP_SIZE = 32
 
 PLAIN_TEMPLATE = (
@@ -58,6 +60,10 @@ def _changes() -> tuple[Change, ...]:
             damage=Damage("one layer at 3 bits", binding=round_one_layer),
         ),
         Change(
+            "dropped KV scale", harmful=True,
+            damage=Damage("dropped KV scale", binding=drop_kv_scale),
+        ),
+        Change(
             "swapped rope base", harmful=True,
             damage=Damage("swapped rope base", binding=swap_rope_base),
         ),
@@ -85,6 +91,18 @@ def round_one_layer(binding: ModelBinding) -> ModelBinding:
     """The linear weights of the middle layer rounded to 3 bits in groups of 32."""
     middle = f"layers.{binding.model.config.num_layers // 2}."
     return _with_weights(binding, lambda name: name.startswith(middle), 3)
+
+
+def drop_kv_scale(binding: ModelBinding) -> ModelBinding:
+    """In the middle layer, K is read without the scale that it was stored with (DROPPED_SCALE)."""
+    attention = [i for i, op in enumerate(binding.program.ops) if isinstance(op, PagedAttention)]
+    ops = list(binding.program.ops)
+    middle = attention[len(attention) // 2]
+    op = ops[middle]
+    assert isinstance(op, PagedAttention)
+    # Stored K is K / s; forgetting to multiply by s when reading divides every score by s.
+    ops[middle] = replace(op, scale=op.scale / DROPPED_SCALE)
+    return replace(binding, program=replace(binding.program, ops=ops))
 
 
 def swap_rope_base(binding: ModelBinding) -> ModelBinding:
