@@ -1,12 +1,14 @@
-"""What confidences have turned out to be worth: acceptance by proposer, request and position.
+"""What confidences have turned out to be worth: acceptance by proposer, position and request.
 
 A guess of confidence c at position j of a draft is taken to be right (if those before it are) with
 
-    probability = c * proposer[j] * request[j]
+    probability = c * position[j] * request
 
-where each factor is right guesses / expected ones so far, with a prior of 1 and old evidence
-fading: the first over all requests of a proposer, the second over one of them. Without evidence the
-proposer is believed, and a new request is like the others.
+where each factor is right guesses / expected ones so far, old evidence fading. That of a position
+is over all requests of a proposer, given their own factors, with a prior of 1; that of a request
+over all its positions, given theirs, with the first guesses of all requests as a prior. So without
+evidence the proposer is believed, a new request is like the others, and what is learnt of a
+request's first guesses holds for its deeper ones too, which are seldom seen when those fail.
 
 Guesses are compared with the text as it went on, whether they were verified or not, so there is
 evidence on the first position of every draft even at depth 0.
@@ -26,62 +28,44 @@ if TYPE_CHECKING:
 NUM_POSITIONS = 4
 """Positions told apart; the last stands for all behind it."""
 PROPOSER_FADE, PROPOSER_PRIOR = 0.998, 20.0
-REQUEST_FADE, REQUEST_PRIOR = 0.97, 4.0
-"""What remains of evidence after one more observation; how many expected guesses a prior weighs."""
-HITS_FADE = 0.95
+REQUEST_FADE, REQUEST_PRIOR = 0.97, 2.0
+"""What remains of evidence after one more step; how many expected guesses a prior weighs."""
+LEAST_EXPECTED = 1e-6
 MOST = 0.99
 """No guess is believed more than this."""
 
 
-class _Ratios:
-    """Right over expected guesses, by position."""
+class _Ratio:
+    """Right over expected guesses; a prior of `mean` is the first evidence, and fades too."""
 
-    __slots__ = ("_expected", "_fade", "_prior", "_right", "factors")
+    __slots__ = ("_expected", "_fade", "_right", "factor")
 
-    def __init__(self, fade: float, prior: float) -> None:
-        self._fade, self._prior = fade, prior
-        self._right = [0.0] * NUM_POSITIONS
-        self._expected = [0.0] * NUM_POSITIONS
-        self.factors = [1.0] * NUM_POSITIONS
+    def __init__(self, fade: float, prior: float, mean: float = 1.0) -> None:
+        self._fade = fade
+        self._right, self._expected = prior * mean, prior
+        self.factor = mean
 
-    def observe(self, position: int, expected: float, *, right: bool) -> None:
-        fade, prior = self._fade, self._prior
-        self._right[position] = self._right[position] * fade + right
-        self._expected[position] = self._expected[position] * fade + expected
-        self.factors[position] = (self._right[position] + prior) / (
-            self._expected[position] + prior
-        )
-
-
-class _RequestHistory:
-    __slots__ = ("hit_rate", "ratios")
-
-    def __init__(self) -> None:
-        self.ratios = _Ratios(REQUEST_FADE, REQUEST_PRIOR)
-        self.hit_rate = 1.0
+    def observe(self, num_right: float, num_expected: float) -> None:
+        self._right = self._right * self._fade + num_right
+        self._expected = self._expected * self._fade + num_expected
+        self.factor = self._right / max(self._expected, LEAST_EXPECTED)
 
 
 class AcceptanceHistory:
     """The history of one proposer and of the requests it drafts for."""
 
     def __init__(self) -> None:
-        self._proposer = _Ratios(PROPOSER_FADE, PROPOSER_PRIOR)
-        self._requests: dict[RequestId, _RequestHistory] = {}
-
-    def hit_rate(self, request_id: RequestId) -> float:
-        """How often there was a first guess and it was right, lately; 1 for a new request."""
-        history = self._requests.get(request_id)
-        return 1.0 if history is None else history.hit_rate
+        self._first = _Ratio(PROPOSER_FADE, PROPOSER_PRIOR)
+        self._positions = [_Ratio(PROPOSER_FADE, PROPOSER_PRIOR) for _ in range(NUM_POSITIONS)]
+        self._requests: dict[RequestId, _Ratio] = {}
 
     def survivals(self, request_id: RequestId, confidences: Sequence[float]) -> list[float]:
         """The probabilities that a draft is right up to each of its positions."""
-        proposer = self._proposer.factors
-        request = self._request(request_id).ratios.factors
+        factor = self._request(request_id).factor
         survivals = []
         survival = 1.0
         for i, confidence in enumerate(confidences):
-            position = min(i, NUM_POSITIONS - 1)
-            survival *= min(confidence * proposer[position] * request[position], MOST)
+            survival *= min(confidence * self._position(i).factor * factor, MOST)
             survivals.append(survival)
         return survivals
 
@@ -92,24 +76,30 @@ class AcceptanceHistory:
         confidences: Sequence[float],
         came: Sequence[int],
     ) -> None:
-        """Learn from a draft (or from there being none) and the tokens that came instead of it."""
-        history = self._request(request_id)
-        hit = bool(drafted) and drafted[0] == came[0]
-        history.hit_rate = history.hit_rate * HITS_FADE + (1 - HITS_FADE) * hit
+        """Learn from a draft and the tokens that came instead of it."""
+        request = self._request(request_id)
+        num_right, num_expected = 0, 0.0
         for i, (guess, token_id) in enumerate(zip(drafted, came, strict=False)):
-            right = guess == token_id
-            position = min(i, NUM_POSITIONS - 1)
-            expected = confidences[i] * self._proposer.factors[position]
-            self._proposer.observe(position, confidences[i], right=right)
-            history.ratios.observe(position, expected, right=right)
-            if not right:
-                return
+            is_right = guess == token_id
+            position = self._position(i)
+            num_right += is_right
+            num_expected += confidences[i] * position.factor
+            position.observe(is_right, min(confidences[i] * request.factor, MOST))
+            if i == 0:
+                self._first.observe(is_right, confidences[i])
+            if not is_right:
+                break
+        request.observe(num_right, num_expected)
 
     def forget(self, request_id: RequestId) -> None:
         self._requests.pop(request_id, None)
 
-    def _request(self, request_id: RequestId) -> _RequestHistory:
-        history = self._requests.get(request_id)
-        if history is None:
-            history = self._requests[request_id] = _RequestHistory()
-        return history
+    def _position(self, idx: int) -> _Ratio:
+        return self._positions[min(idx, NUM_POSITIONS - 1)]
+
+    def _request(self, request_id: RequestId) -> _Ratio:
+        ratio = self._requests.get(request_id)
+        if ratio is None:
+            ratio = _Ratio(REQUEST_FADE, REQUEST_PRIOR, self._first.factor)
+            self._requests[request_id] = ratio
+        return ratio

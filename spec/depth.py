@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hasten.core.latency import EMPTY_STEP, StepShape
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from hasten.core.latency import StepTimeModel
     from hasten.core.request import RequestId
@@ -105,10 +105,10 @@ class DepthController:
         seconds = self.step_times.step_time(_decoding(num_tokens, EMPTY_STEP))
         return self.gain * len(num_tokens) / seconds if seconds > 0 else 0.0
 
-    def line(self, num_tokens: Sequence[int]) -> float:
+    def line(self, num_tokens: Sequence[int], price: float) -> float:
         """The survival that a drafted position needs to pay, about: costs are staircases."""
         times = self.step_times.row_times(_decoding(num_tokens, EMPTY_STEP), LINE_ROWS)
-        return self.price(num_tokens) * (times[LINE_ROWS] - times[0]) / LINE_ROWS
+        return price * (times[LINE_ROWS] - times[0]) / LINE_ROWS
 
     def choose(
         self, candidates: Sequence[Candidate], beside: StepShape = EMPTY_STEP, pass_s: float = 0.0
@@ -133,17 +133,17 @@ class DepthController:
             self._depths[candidate.request_id] = depth
         return self._explore(choice, depths)
 
-    def learn(self, num_kept: Mapping[RequestId, int], slowdown: float) -> None:
-        """Take in a step: the tokens that its requests kept, and how much longer drafts made it.
+    def learn(self, num_kept: float, slowdown: float) -> None:
+        """Take in a step: the tokens that a request kept in it, on average, and what that took.
 
         `slowdown` is the step's time over that of the same step without drafts (`slowdown_of`).
         """
-        if not num_kept:
-            return
-        self._tokens = self._tokens * GAIN_FADE + sum(num_kept.values()) / len(num_kept)
+        self._tokens = self._tokens * GAIN_FADE + num_kept
         self._baseline = self._baseline * GAIN_FADE + slowdown
 
-    def slowdown_of(self, num_tokens: Sequence[int], depths: Sequence[int]) -> float:
+    def slowdown_of(
+        self, num_tokens: Sequence[int], depths: Sequence[int], pass_s: float = 0.0
+    ) -> float:
         """Predicted time of a step of these requests and depths over that without drafts."""
         base = _decoding(num_tokens, EMPTY_STEP)
         plain_s = self.step_times.step_time(base)
@@ -152,7 +152,8 @@ class DepthController:
             return 1.0
         extra_s = self.step_times.row_times(base, num_drafts)
         reads = sum(length * depth for length, depth in zip(num_tokens, depths, strict=True))
-        return 1.0 + (extra_s[-1] - extra_s[0] + self.step_times.pair_s * reads) / plain_s
+        draft_s = extra_s[num_drafts] - extra_s[0] + self.step_times.pair_s * reads
+        return 1.0 + (draft_s + pass_s * max(depths)) / plain_s
 
     def forget(self, request_id: RequestId) -> None:
         self._depths.pop(request_id, None)

@@ -35,22 +35,39 @@ class _Guess(NamedTuple):
 
 
 NO_GUESS = _Guess((), ())
-
-
-@dataclass(slots=True)
-class _Method:
-    """A proposer with its history."""
-
-    proposer: Proposer
-    history: AcceptanceHistory = field(default_factory=AcceptanceHistory)
+WORTH_FADE = 0.9
+"""What remains of the opinion on a method after one more draft."""
+WORTH_OF_NEW = 0.25
+"""Tokens that a draft for a new request is thought to be worth."""
 
 
 @dataclass(slots=True, eq=False)
-class _Pending:
-    """What was drafted, by method, for a request of then so many tokens."""
+class _Method:
+    """A proposer, its history, and what its drafts have been worth to each request, in tokens."""
 
+    proposer: Proposer
+    history: AcceptanceHistory = field(default_factory=AcceptanceHistory)
+    worths: dict[RequestId, float] = field(default_factory=dict)
+
+    def worth(self, request_id: RequestId) -> float:
+        return self.worths.get(request_id, WORTH_OF_NEW)
+
+    def note_worth(self, request_id: RequestId, worth: float) -> None:
+        before = self.worth(request_id)
+        self.worths[request_id] = before * WORTH_FADE + worth * (1 - WORTH_FADE)
+
+    def forget(self, request_id: RequestId) -> None:
+        self.proposer.forget(request_id)
+        self.history.forget(request_id)
+        self.worths.pop(request_id, None)
+
+
+class _Pending(NamedTuple):
+    """What a method drafted for a request of then so many tokens."""
+
+    method: _Method
     num_tokens: int
-    drafts: dict[str, Draft] = field(default_factory=dict)
+    draft: Draft
 
 
 class Speculator:
@@ -67,7 +84,7 @@ class Speculator:
         self._controller = controller
         self._max_depth = max_depth if fixed_depth is None else fixed_depth
         self._is_fixed = fixed_depth is not None
-        self._pending: dict[RequestId, _Pending] = {}
+        self._pending: dict[RequestId, list[_Pending]] = {}
         self._slowdown = 1.0
         self._num_steps = 0
 
@@ -83,23 +100,19 @@ class Speculator:
         self, requests: Sequence[Request], max_depths: Sequence[int], beside: StepShape
     ) -> list[Sequence[int]]:
         """See `core.protocols.Speculator`."""
-        self._num_steps += 1
-        self._learn(requests)
         if not requests:
             return []
+        self._num_steps += 1
+        self._learn(requests)
         num_tokens = [len(request.token_ids) for request in requests]
         limits = [
             self._limit(request, depth) for request, depth in zip(requests, max_depths, strict=True)
         ]
         guesses = self._guesses(requests, limits, num_tokens)
-        if self._is_fixed:
-            depths = [len(guess.token_ids) for guess in guesses]
-        else:
-            candidates = [
-                Candidate(request.request_id, count, guess.survivals)
-                for request, count, guess in zip(requests, num_tokens, guesses, strict=True)
-            ]
-            depths = self._controller.choose(candidates, beside)
+        if guesses is None:
+            self._slowdown = 1.0
+            return [()] * len(requests)
+        depths = self._depths(requests, num_tokens, guesses, beside)
         self._slowdown = self._controller.slowdown_of(num_tokens, depths)
         return [guess.token_ids[:depth] for guess, depth in zip(guesses, depths, strict=True)]
 
@@ -107,21 +120,19 @@ class Speculator:
         self._pending.pop(request_id, None)
         self._controller.forget(request_id)
         for method in self._methods.values():
-            method.proposer.forget(request_id)
-            method.history.forget(request_id)
+            method.forget(request_id)
 
     def _learn(self, requests: Sequence[Request]) -> None:
-        num_kept = {}
+        """Compare what was drafted last with what came; without drafts, one token did."""
+        num_accepted = 0
         for request in requests:
-            pending = self._pending.pop(request.request_id, None)
-            if pending is None:
-                continue
-            came = request.token_ids[pending.num_tokens :]
-            num_kept[request.request_id] = len(came)
-            for name, draft in pending.drafts.items():
-                history = self._methods[name].history
-                history.observe(request.request_id, draft.token_ids, draft.confidences, came)
-        self._controller.learn(num_kept, self._slowdown)
+            drafted = self._pending.pop(request.request_id, ())
+            came: Sequence[int] = ()
+            for method, num_tokens, draft in drafted:
+                came = request.token_ids[num_tokens:]
+                method.history.observe(request.request_id, draft.token_ids, draft.confidences, came)
+            num_accepted += max(len(came) - 1, 0)
+        self._controller.learn(1 + num_accepted / len(requests), self._slowdown)
 
     def _limit(self, request: Request, max_depth: int) -> int:
         """The deepest that this request may be drafted for."""
@@ -131,54 +142,68 @@ class Speculator:
         limit = min(self._max_depth, max_depth)
         return limit if wanted.max_depth is None else min(limit, wanted.max_depth)
 
+    def _depths(
+        self,
+        requests: Sequence[Request],
+        num_tokens: Sequence[int],
+        guesses: Sequence[_Guess],
+        beside: StepShape,
+    ) -> list[int]:
+        if self._is_fixed:
+            return [len(guess.token_ids) for guess in guesses]
+        candidates = [
+            Candidate(request.request_id, count, guess.survivals)
+            for request, count, guess in zip(requests, num_tokens, guesses, strict=True)
+        ]
+        return self._controller.choose(candidates, beside)
+
     def _guesses(
         self, requests: Sequence[Request], limits: Sequence[int], num_tokens: Sequence[int]
-    ) -> list[_Guess]:
-        """The best guess for each request, of the proposers that are asked for it."""
-        price = self._controller.price(num_tokens)
-        for request, count in zip(requests, num_tokens, strict=True):
-            self._pending[request.request_id] = _Pending(count)
-        best = [NO_GUESS] * len(requests)
-        line = self._controller.line(num_tokens) if len(self._methods) > 1 else 0.0
-        worths = [0.0] * len(requests)
-        for name in self._methods:
-            asked = self._asked(name, requests, limits, price)
-            for idx, guess in self._ask(name, requests, asked):
-                worth = sum(s - line for s in guess.survivals if s > line)
-                if worth > worths[idx]:
-                    best[idx], worths[idx] = guess, worth
-        return best
-
-    def _asked(
-        self, name: str, requests: Sequence[Request], limits: Sequence[int], price: float
-    ) -> list[int]:
-        """How deep to ask this method for each request: to the limit, or not at all.
-
-        Asking takes time as well; where a first guess is not right often enough to pay for it,
-        only now and then.
-        """
-        least = 0.0 if self._is_fixed else price * self._methods[name].proposer.request_s
-        return [
-            limit if limit > 0 and self._is_worth_asking(name, request, least) else 0
-            for request, limit in zip(requests, limits, strict=True)
-        ]
+    ) -> list[_Guess] | None:
+        """The best guess for each request, of the proposers that are asked; None without any."""
+        price = 0.0 if self._is_fixed else self._controller.price(num_tokens)
+        line = self._controller.line(num_tokens, price)
+        best: dict[int, tuple[float, _Guess]] = {}
+        for name, method in self._methods.items():
+            least = price * method.proposer.request_s
+            depths = [
+                limit if limit > 0 and self._is_worth_asking(name, request, least) else 0
+                for request, limit in zip(requests, limits, strict=True)
+            ]
+            if not any(depths):
+                continue
+            for idx, guess in self._ask(method, requests, depths):
+                worth = sum([s - line for s in guess.survivals if s > line])
+                method.note_worth(requests[idx].request_id, worth)
+                if guess.token_ids and (idx not in best or worth > best[idx][0]):
+                    best[idx] = worth, guess
+        if not best:
+            return None
+        return [best[idx][1] if idx in best else NO_GUESS for idx in range(len(requests))]
 
     def _is_worth_asking(self, name: str, request: Request, least: float) -> bool:
+        """Whether this method may draft for the request, and lately was worth its own time.
+
+        Where it was not, it is asked now and then.
+        """
         if request.params.speculative.method not in (None, "auto", name):
             return False
-        explores = (self._num_steps + request.arrival) % EXPLORE_EVERY == 0
-        return explores or self._methods[name].history.hit_rate(request.request_id) >= least
+        if (self._num_steps + request.arrival) % EXPLORE_EVERY == 0:
+            return True
+        return self._methods[name].worth(request.request_id) >= least
 
     def _ask(
-        self, name: str, requests: Sequence[Request], depths: Sequence[int]
+        self, method: _Method, requests: Sequence[Request], depths: Sequence[int]
     ) -> Iterator[tuple[int, _Guess]]:
-        """The guesses of one method, with the request each is for."""
-        method = self._methods[name]
+        """The guesses of one method, with the index of the request that each is for."""
         drafts = method.proposer.propose(requests, depths)
         for idx, (request, depth, draft) in enumerate(zip(requests, depths, drafts, strict=True)):
             if depth == 0:
                 continue
-            self._pending[request.request_id].drafts[name] = draft
-            if draft is not NO_DRAFT:
-                survivals = method.history.survivals(request.request_id, draft.confidences)
-                yield idx, _Guess(draft.token_ids, survivals)
+            if draft is NO_DRAFT:
+                yield idx, NO_GUESS
+                continue
+            pending = _Pending(method, len(request.token_ids), draft)
+            self._pending.setdefault(request.request_id, []).append(pending)
+            survivals = method.history.survivals(request.request_id, draft.confidences)
+            yield idx, _Guess(draft.token_ids, survivals)
