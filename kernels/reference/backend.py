@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 import torch
-from hasten.kernels import ops
+from hasten.kernels import foreign, ops
 from hasten.kernels.backend import UnsupportedOpError
 from hasten.kernels.dtypes import DType
 from hasten.kernels.reference import (
@@ -26,6 +26,7 @@ from hasten.kernels.reference import (
     scale_logits,
     tap,
 )
+from hasten.kernels.reference import foreign as foreign_nodes
 from hasten.kernels.reference.binding import Binder
 from hasten.kernels.reference.executable import ReferenceExecutable
 from hasten.kernels.reference.kv_cache import ReferenceKVCache, kv_token_bytes
@@ -52,6 +53,8 @@ _MODULES: dict[type[ops.Op], ModuleType] = {
     ops.GatherRows: gather_rows,
     ops.ScaleLogits: scale_logits,
     ops.Tap: tap,
+    foreign.ForeignBody: foreign_nodes,
+    foreign.ForeignHead: foreign_nodes,
     ops.Sample: sample,
 }
 
