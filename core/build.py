@@ -119,6 +119,7 @@ class ModelBinding:
             quantization=options.model.quantization,
             quantize_lm_head=options.model.quantize_lm_head,
             max_model_len=options.model.max_model_len,
+            model_impl=options.model.model_impl,
         )
         kernels = options.execution.kernels
         notes: list[str] = []

@@ -34,6 +34,11 @@ class ModelOptions:
     model: str = option(
         "embedded", "model directory, GGUF file, or 'embedded' (SmolLM2-135M-Instruct)"
     )
+    model_impl: str = option(
+        "native",
+        "who computes the model: native, or the transformers library, for models that are not",
+        ("native", "transformers"),
+    )
     tokenizer: str | None = option(None, "directory or tokenizer.json, if not the model's own")
     chat_template: str | None = option(None, "file with a Jinja chat template, if not the model's")
     served_model_name: str | None = option(None, "name that clients use, if not the model's")

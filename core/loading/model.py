@@ -123,8 +123,11 @@ def load_model(
     quantization: str | None = None,
     quantize_lm_head: bool = False,
     max_model_len: int | None = None,
+    model_impl: str = "native",
 ) -> LoadedModel:
     """Load `embedded`, a Hugging Face directory or a .gguf file.
+
+    `model_impl` "transformers" runs a directory's model with the transformers library.
 
     `quantization` ("fp8", "int4", "int8") converts the linear layers, with `quantize_lm_head` the
     head too. `max_model_len` bounds the requests that will come, where that is known: LongRoPE
@@ -137,6 +140,8 @@ def load_model(
         None if quantization is None else LoadTimeQuantization(quantization, quantize_lm_head)
     )
     location = locate_model(reference)
+    if model_impl == "transformers":
+        return _load_transformers(location, quantization)
     load = _load_gguf if location.is_gguf else _load_directory
     model = load(location, max_model_len)
     if max_model_len is not None and model.config != read_model_info(reference).config:
@@ -146,6 +151,14 @@ def load_model(
     weights = conversion.apply(weight_specs(model.config), model.weights)
     content_hash = f"{model.content_hash}-{conversion.key}"
     return replace(model, weights=weights, content_hash=content_hash)
+
+
+def _load_transformers(location: ModelLocation, quantization: str | None) -> LoadedModel:
+    if quantization is not None:
+        raise LoadError(f"--quantization {quantization} needs --model-impl native")
+    from hasten.core.loading.transformers_model import load_transformers
+
+    return load_transformers(location)
 
 
 def _load_gguf(location: ModelLocation, max_model_len: int | None) -> LoadedModel:
@@ -192,9 +205,12 @@ def _source(
 
 
 def _directory_info(location: ModelLocation, max_model_len: int | None = None) -> ModelInfo:
-    config_path = location.path / "config.json"
-    fields = read_json(config_path)
-    config = read_hf_config(fields, max_model_len)
+    fields = read_json(location.path / "config.json")
+    return directory_info(location, fields, read_hf_config(fields, max_model_len))
+
+
+def directory_info(location: ModelLocation, fields: Fields, config: DecoderConfig) -> ModelInfo:
+    """What a directory says beside its numbers; `fields` are those of its config.json."""
     generation_path = location.path / "generation_config.json"
     generation = (
         read_json(generation_path)
