@@ -125,7 +125,8 @@ class EngineClient:
         """
         socket_dir = tempfile.mkdtemp(prefix="hasten-")
         try:
-            process = await _spawn(asyncio.subprocess.DEVNULL if quiet else sys.stderr)
+            # The process's own standard error: what replaces it in notebooks is no file.
+            process = await _spawn(asyncio.subprocess.DEVNULL if quiet else sys.__stderr__)
         except BaseException:
             shutil.rmtree(socket_dir, ignore_errors=True)
             raise
@@ -320,7 +321,7 @@ class EngineClient:
             queue.put_nowait(error)
 
 
-async def _spawn(log: int | TextIO) -> asyncio.subprocess.Process:
+async def _spawn(log: int | TextIO | None) -> asyncio.subprocess.Process:
     """An engine process that waits for its `EngineLaunch`."""
     return await asyncio.create_subprocess_exec(
         sys.executable,

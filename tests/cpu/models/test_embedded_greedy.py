@@ -6,9 +6,6 @@ token must be its argmax too. By induction that is the text which transformers g
 
 from __future__ import annotations
 
-import warnings
-from typing import Any
-
 import gguf
 import numpy as np
 import pytest
@@ -17,6 +14,7 @@ from hasten.api.text.tokenizer import Tokenizer, load_tokenizer
 from hasten.core.loading import LoadedModel, load_model
 from hasten.core.models import weight_specs
 
+from tests.helpers.embedded_oracle import transformers_model
 from tests.helpers.stepper import Stepper
 
 NUM_TOKENS = 64
@@ -60,40 +58,6 @@ def prompts() -> list[list[int]]:
         )
         for question in QUESTIONS
     ]
-
-
-def transformers_model(model: LoadedModel) -> Any:
-    """transformers' Llama with our configuration and dequantised weights."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = model.config
-    make_model: Any = LlamaForCausalLM
-    theirs = make_model(
-        LlamaConfig(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            num_hidden_layers=config.num_layers,
-            num_attention_heads=config.num_heads,
-            num_key_value_heads=config.num_kv_heads,
-            max_position_embeddings=config.max_position_embeddings,
-            rms_norm_eps=config.rms_norm_eps,
-            rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
-            tie_word_embeddings=True,
-        )
-    )
-    state: dict[str, torch.Tensor] = {}
-    for spec in weight_specs(config):
-        values = torch.from_numpy(model.weights[spec.name].dequantize())
-        ends = np.cumsum([part.shape[0] for part in spec.parts]).tolist()
-        for part, end in zip(spec.parts, ends, strict=True):
-            state[part.key] = values[end - part.shape[0] : end]
-    missing, unexpected = theirs.load_state_dict(state, strict=False)
-    assert not unexpected
-    assert missing == ["lm_head.weight"]
-    return theirs.eval()
 
 
 def test_greedy_answers_equal_transformers(model: LoadedModel, prompts: list[list[int]]) -> None:
