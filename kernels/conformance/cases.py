@@ -69,7 +69,7 @@ class Case:
 
 
 @dataclass(slots=True)
-class _Recorder:
+class Recorder:
     """Records one program; operands come from `rng` and are representable in `dtype`."""
 
     dtype: DType
@@ -136,7 +136,7 @@ def all_cases(dtype: DType, activation_group: ActivationGroup) -> Iterator[Case]
 
 def _embed_cases(dtype: DType) -> Iterator[Case]:
     for width, scale in ((1, 1.0), (65, 1.0), (64, 4.0)):
-        recorder = _Recorder(dtype)
+        recorder = Recorder(dtype)
         values = recorder.rng.standard_normal((NUM_ROWS + 1, width))
         out = recorder.buffer(OUT, width)
         table = recorder.weight("table", values)
@@ -147,7 +147,7 @@ def _embed_cases(dtype: DType) -> Iterator[Case]:
 
 
 def _packed_embed_case(dtype: DType) -> Case:
-    recorder = _Recorder(dtype)
+    recorder = Recorder(dtype)
     out = recorder.buffer(OUT, 64)
     table = _grouped(recorder.rng, 8, (NUM_ROWS + 1, 64), with_offset=False)
     recorder.weights[WeightName("table")] = table
@@ -159,7 +159,7 @@ def _packed_embed_case(dtype: DType) -> Case:
 def _rms_norm_cases(dtype: DType) -> Iterator[Case]:
     for width in (1, 37, 64, 576):
         for with_residual in (False, True):
-            recorder = _Recorder(dtype)
+            recorder = Recorder(dtype)
             x, values = recorder.operand("x", width)
             residual = None
             if with_residual:
@@ -176,7 +176,7 @@ def _rms_norm_cases(dtype: DType) -> Iterator[Case]:
 def _act_mul_cases(dtype: DType) -> Iterator[Case]:
     for activation in ops.Activation:
         for width in (1, 33, 128, 1537):
-            recorder = _Recorder(dtype)
+            recorder = Recorder(dtype)
             x, values = recorder.operand("x", 2 * width, spread=3.0)
             out = recorder.buffer(OUT, width)
             recorder.program.add(ops.ActMul(x, out, activation))
@@ -189,25 +189,25 @@ def _act_mul_cases(dtype: DType) -> Iterator[Case]:
 
 def _linear_cases(dtype: DType, activation_group: ActivationGroup) -> Iterator[Case]:
     for width, out_width in ((7, 5), (33, 1), (64, 65), (576, 257), (1536, 64)):
-        recorder = _Recorder(dtype)
+        recorder = Recorder(dtype)
         dense = _dense(recorder.rng, (out_width, width), dtype)
         yield _linear_case(recorder, "dense", dense, activation_group)
     for bits in (4, 8):
         for width, out_width in ((32, 1), (64, 33), (96, 128), (576, 320), (1536, 65)):
-            recorder = _Recorder(dtype)
+            recorder = Recorder(dtype)
             grouped = _grouped(recorder.rng, bits, (out_width, width), with_offset=bits == 4)
             yield _linear_case(recorder, f"int{bits} groups of 32", grouped, activation_group)
     for name, weight in (*_wide_groups(), *_fp8_weights()):
-        yield _linear_case(_Recorder(dtype), name, weight, activation_group)
-    recorder = _Recorder(dtype)
+        yield _linear_case(Recorder(dtype), name, weight, activation_group)
+    recorder = Recorder(dtype)
     yield _linear_case(recorder, "stacked", _stacked(recorder.rng, dtype), activation_group)
-    recorder = _Recorder(dtype)
+    recorder = Recorder(dtype)
     dense = _dense(recorder.rng, (48, 64), dtype)
     yield _linear_case(recorder, "dense, bias", dense, activation_group, with_bias=True)
 
 
 def _linear_case(
-    recorder: _Recorder,
+    recorder: Recorder,
     name: str,
     weight: Weight,
     activation_group: ActivationGroup,
@@ -420,13 +420,13 @@ def _attention_case(dtype: DType, heads: _Heads) -> Case:
 
 def _record_rope(
     dtype: DType, heads: _Heads
-) -> tuple[_Recorder, Buffer, ops.RopeStoreKV, tuple[F64, F64, F64]]:
+) -> tuple[Recorder, Buffer, ops.RopeStoreKV, tuple[F64, F64, F64]]:
     """A recorder with qkv embedded, the op that rotates and stores it, and expected q, k and v.
 
     The layer is the second of its group, and other groups' layouts must not matter to it.
     """
     spec = KVGroupSpec(2, heads.num_kv_heads, heads.head_size, dtype, heads.window)
-    recorder = _Recorder(dtype, heads.lengths, (spec,))
+    recorder = Recorder(dtype, heads.lengths, (spec,))
     width = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_size
     qkv, values = recorder.operand("qkv", width, spread=1.5)
     norms: dict[str, F64] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
@@ -19,6 +20,7 @@ from hasten.kernels.conformance.cases import (
     never_quantized,
 )
 from hasten.kernels.conformance.cutting import BLOCK_SIZE, BatchMaker, Schedule, schedules
+from hasten.kernels.conformance.family_cases import family_cases
 from hasten.kernels.conformance.report import CheckRow, ConformanceReport, Verdict
 from hasten.kernels.conformance.sampling_cases import (
     MAX_LOGIT_ROWS,
@@ -133,7 +135,7 @@ def _checks(backend: Backend, dtypes: Sequence[DType]) -> Iterator[_Check]:
     if isinstance(backend, QuantizesActivations):
         group = backend.activation_group
     for dtype in dtypes:
-        for case in all_cases(dtype, group):
+        for case in chain(all_cases(dtype, group), family_cases(dtype)):
             yield _op_check(backend, case)
     for sampling in sampling_cases():
         yield _sampling_check(backend, sampling)
