@@ -74,7 +74,11 @@ def make_parts(
         blocks=blocks,
         executor=executor,
         capacity=size.capacity,
-        limits=ModelLimits(vocab_size, size.max_model_len),
+        limits=ModelLimits(
+            vocab_size,
+            size.max_model_len,
+            frozenset() if speculator is None else speculator.methods,
+        ),
         ready=EngineReady(
             model_name="mock",
             eos_token_ids=(),
@@ -168,6 +172,12 @@ def run_requests(engine: Engine, requests: Sequence[AddRequest]) -> Answers:
         assert refused is None, refused
     finish_all(engine, answers)
     return answers
+
+
+def expect_short_outputs(engine: Engine, count: int = 100) -> None:
+    """Show the engine outputs of one token, so that it lets more in than will fit: it preempts."""
+    params = GenerationParams(max_tokens=9, seed=0, allowed_token_ids=(1,), stop_token_ids=(1,))
+    run_requests(engine, [ask(f"short{i}", [i % VOCAB_SIZE], params) for i in range(count)])
 
 
 def run_alone(engine: Engine, requests: Sequence[AddRequest]) -> Answers:
