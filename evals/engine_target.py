@@ -8,6 +8,7 @@ batching, prefix cache. Full distributions need the logits themselves; see `logi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from hasten.api.text.chat_template import ChatTemplate, ChatTemplateError
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from hasten.core.messages import PositionLogprobs
     from hasten.core.options import EngineOptions
     from hasten.core.protocols import Executor
-    from hasten.evals.distribution import Distribution
+    from hasten.evals.distribution import F32, Distribution
 
 PROFILE_S = 0.3
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token")
@@ -73,10 +74,13 @@ class EngineTarget:
         self._template = damage.template(template_source(options, self._tokenizer))
         engine = _build(self._binding, self._plan, options, damage)
         self._driver = EngineDriver(engine, self._tokenizer, self._binding.model.eos_token_ids)
-        self._logits: LogitsReader | None = None
         self.configuration = describe(
             self._binding, options, self._tokenizer, self._template, damage.name
         )
+
+    @cached_property
+    def _reader(self) -> LogitsReader:
+        return LogitsReader(self._binding, self.max_len, self._options.cache.block_size)
 
     @property
     def max_len(self) -> int:
@@ -100,10 +104,11 @@ class EngineTarget:
 
     def distribution(self, scored: Scored) -> Distribution:
         self._check_len(len(scored.token_ids))
-        if self._logits is None:
-            block_size = self._options.cache.block_size
-            self._logits = LogitsReader(self._binding, self.max_len, block_size)
-        return self._logits.read(scored)
+        return self._reader.read(scored)
+
+    def layer_outputs(self, token_ids: tuple[int, ...]) -> dict[str, F32]:
+        self._check_len(len(token_ids))
+        return self._reader.read_layers(token_ids)
 
     def score(self, scored: Sequence[Scored]) -> list[TokenScores]:
         params = GenerationParams(max_tokens=1, seed=0, temperature=0.0, prompt_logprobs=1)

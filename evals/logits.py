@@ -1,6 +1,6 @@
-"""Every logit of a sequence, from the program that also serves.
+"""Every logit of a sequence, and what each layer added, from the program that also serves.
 
-A second executable of the same program, weights and kernels, whose logits can be read, and a KV
+A second executable of the same program, weights and kernels, in which these can be read, and a KV
 cache that holds one sequence. Exercised by `pytest tests/evals`.
 """
 
@@ -13,19 +13,22 @@ import numpy as np
 from hasten.core.latency import Chunk
 from hasten.core.runner import dummy_batch
 from hasten.evals.distribution import FullDistribution
+from hasten.evals.target import Scored
 from hasten.kernels.backend import KVPlan
-from hasten.kernels.ops import GatherRows, Sample
+from hasten.kernels.ops import GatherRows, Linear, Sample
 from hasten.kernels.program import Buffer, Capacity, Rows
 from hasten.kernels.step import GroupTables, StepBatch
 
 if TYPE_CHECKING:
     from hasten.core.build import ModelBinding
     from hasten.evals.distribution import F32
-    from hasten.evals.target import Scored
     from hasten.kernels.ops import Op
     from hasten.kernels.program import Program
 
 TAP = "logits"
+LAYER_TAP = "layer."
+ENDS_OF_LAYERS = (".o", ".down")
+"""Linear layers whose outputs are added to the residual stream: attention's and the MLP's."""
 CHUNK_LEN = 256
 """Tokens per step: 50 MB of logits at a vocabulary of 49152."""
 
@@ -34,7 +37,8 @@ class LogitsReader:
     """Reads sequences of up to `max_len` tokens, one at a time."""
 
     def __init__(self, binding: ModelBinding, max_len: int, block_size: int) -> None:
-        program = with_logits_tap(binding.program)
+        program = with_taps(binding.program)
+        self._layers = [name for name in program.taps if name.startswith(LAYER_TAP)]
         num_blocks = -(-max_len // block_size) + 1  # one more: the null block
         plan = KVPlan(program.kv_groups, (num_blocks,) * len(program.kv_groups), block_size)
         capacity = Capacity(CHUNK_LEN, 1, 1, max_len)
@@ -53,6 +57,12 @@ class LogitsReader:
             for begin in range(0, len(ids) - 1, CHUNK_LEN)
         ]
         return FullDistribution.from_logits(np.concatenate(parts), ids[scored.start :])
+
+    def read_layers(self, token_ids: tuple[int, ...]) -> dict[str, F32]:
+        """What each attention and each MLP added at the last positions, by the weight's name."""
+        self.read(Scored(token_ids, len(token_ids) - 1))
+        taps = {name: self._executable.tap(name).copy() for name in self._layers}
+        return {name.removeprefix(LAYER_TAP): rows for name, rows in taps.items()}
 
     def _chunk(self, ids: tuple[int, ...], begin: int, end: int, first_wanted: int) -> F32:
         """Compute tokens [begin, end); returns the logits of those from `first_wanted` on."""
@@ -76,16 +86,18 @@ class LogitsReader:
         return batch
 
 
-def with_logits_tap(program: Program) -> Program:
-    """A copy whose head computes all T rows, and keeps their logits before any is sampled.
+def with_taps(program: Program) -> Program:
+    """A copy that keeps what layers add to the residual stream, and the logits of all T rows.
 
     Backends tap token rows, since the head's rows come in slices. A row's result does not depend
     on the rows beside it, so these are the logits that serving computes.
     """
     body, head = program.split()
-    copied = replace(
-        program, ops=list(body), buffers=list(program.buffers), taps=dict(program.taps)
-    )
+    copied = replace(program, ops=[], buffers=list(program.buffers), taps=dict(program.taps))
+    for op in body:
+        copied.add(op)
+        if isinstance(op, Linear) and op.weight.endswith(ENDS_OF_LAYERS):
+            copied.tap(f"{LAYER_TAP}{op.weight}", op.out)
     moved: dict[Buffer, Buffer] = {}
     for op in head:
         if isinstance(op, GatherRows):

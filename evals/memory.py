@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hasten.evals.configuration import Configuration
-    from hasten.evals.distribution import Distribution
+    from hasten.evals.distribution import F32, Distribution
     from hasten.evals.journal import Journal
     from hasten.evals.target import Target
 
@@ -87,6 +87,10 @@ class RememberingTarget:
         if self._journal.get(key) is None:
             self._journal.put(key, msgspec.msgpack.encode(_pack(fresh.kept())))
         return fresh
+
+    def layer_outputs(self, token_ids: tuple[int, ...]) -> dict[str, F32]:
+        """Never remembered: large, and only of use beside another live model's."""
+        return self._inner().layer_outputs(token_ids)
 
     def score(self, scored: Sequence[Scored]) -> list[TokenScores]:
         return self._remember_each("score", scored, TokenScores, lambda t, new: t.score(new))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hasten.evals.configuration import Configuration
-    from hasten.evals.distribution import Distribution
+    from hasten.evals.distribution import F32, Distribution
 
 Message = dict[str, str]
 
@@ -109,6 +109,13 @@ class Target(Protocol):
 
     def distribution(self, scored: Scored) -> Distribution:
         """What the model expects at each position from `start` on."""
+        ...
+
+    def layer_outputs(self, token_ids: tuple[int, ...]) -> dict[str, F32]:
+        """What each layer added to the residual stream at the last positions, by weight name.
+
+        In the order of the model; [rows, hidden], the last row that of the last token but one.
+        """
         ...
 
     def score(self, scored: Sequence[Scored]) -> list[TokenScores]:

@@ -37,7 +37,7 @@ from hasten.evals.target import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hasten.evals.distribution import Distribution
+    from hasten.evals.distribution import F32, Distribution
 
 T = TypeVar("T")
 
@@ -116,6 +116,9 @@ class UrlTarget:
                 ids[row, column], values[row, column] = token_id, value
         own = [logprobs.token_logprobs[at] for at in rows]
         return TopDistribution(np.array(own, np.float64), ids, values)
+
+    def layer_outputs(self, token_ids: tuple[int, ...]) -> dict[str, F32]:
+        raise CannotMeasureError(f"{self._url} does not show its layers ({len(token_ids)} tokens)")
 
     def score(self, scored: Sequence[Scored]) -> list[TokenScores]:
         scores = []

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from hasten.evals.blocks.limits import check_limits
+from hasten.evals.layers import LayerDifference, compare_layers
 from hasten.evals.rows import DataError
 from hasten.evals.target import CannotMeasureError, Scored
 from hasten.evals.token_pairs import TOKEN_MEASURES, PairedWindow, pair_window, token_measures
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
 
 
 class TextResult(msgspec.Struct, frozen=True, tag="text"):
+    """`layers` compares what the layers added, on the first window; empty if unknown."""
+
     windows: list[PairedWindow]
+    layers: list[LayerDifference]
 
 
 class TextBlock(
@@ -51,7 +55,7 @@ class TextBlock(
             asked = Scored(token_ids, start=1)
             expected = [target.distribution(asked) for target in pair.both]
             paired.append(pair_window(pair, name, token_ids, 1, expected))
-        return TextResult(paired)
+        return TextResult(paired, compare_layers(pair, windows[0][1]))
 
     def measures(self, result: TextResult) -> list[Measure]:
         return token_measures(self.name, result.windows, self.limits)

@@ -13,6 +13,7 @@ from hasten.evals.blocks.chat import ChatResult
 from hasten.evals.blocks.invariance import InvarianceResult
 from hasten.evals.blocks.text import TextResult
 from hasten.evals.gate import Verdict
+from hasten.evals.layers import parting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,7 +33,13 @@ def diagnose(record: Record) -> list[str]:
     """Lines for people, most telling first; empty when nothing failed."""
     if record.verdict is not Verdict.FAIL:
         return []
-    rules: Sequence[Callable[[Record], list[str]]] = (_template, _decoding, _positions, _repeats)
+    rules: Sequence[Callable[[Record], list[str]]] = (
+        _template,
+        _decoding,
+        _layers,
+        _positions,
+        _repeats,
+    )
     return [line for rule in rules for line in rule(record)] or _spread(record)
 
 
@@ -60,6 +67,20 @@ def _decoding(record: Record) -> list[str]:
             f"most likely when it reads the text at once ({', '.join(places[:4])}, ...): "
             "decoding is at fault (sampler, cache, positions), not the weights"
         )
+    return lines
+
+
+def _layers(record: Record) -> list[str]:
+    failed = _failed(record)
+    lines = []
+    for name, result in _results(record, TextResult):
+        found = parting(result.layers)
+        if found is not None and any(one.startswith(f"{name}.") for one in failed):
+            lines.append(
+                f"{name}: the two sides part at {found.name} (what it adds differs by "
+                f"{found.difference:.1%}; every layer before it by less than a third of that): "
+                "look at this layer's weights, scales, positions and cache"
+            )
     return lines
 
 

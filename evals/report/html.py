@@ -127,6 +127,14 @@ def _token_plots(record: Record) -> list[str]:
             limit = limits.get(f"{block.name}.kl_mean")
             title = f"KL by position: {block.name}"
             figures.append(line_chart(title, [line], "position (tokens)", "nats", limit))
+        if isinstance(block.result, TextResult) and block.result.layers:
+            differences_seen = [100.0 * layer.difference for layer in block.result.layers]
+            xs = [i / 2 for i in range(len(differences_seen))]
+            line = Line(
+                "what each adds, relative to the baseline's", xs, differences_seen, "candidate"
+            )
+            title = f"Difference by layer: {block.name}"
+            figures.append(line_chart(title, [line], "layer", "%"))
     return figures
 
 

@@ -22,7 +22,7 @@ from hasten.evals.pair import Pair
 from hasten.evals.rows import ChoiceRow, ContinuationRow, DataFolder
 from hasten.evals.target import Scored
 
-from tests.cpu.models.test_embedded_greedy import transformers_model
+from tests.helpers.embedded_oracle import transformers_model
 
 ROOT = Path(__file__).parents[2]
 NUM_ROWS = int(os.environ.get("HASTEN_EVAL_ROWS", "6"))

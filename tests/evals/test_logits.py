@@ -8,6 +8,8 @@ from hasten.core.build import ModelBinding
 from hasten.core.options import EngineOptions, ModelOptions
 from hasten.evals import logits
 from hasten.evals.engine_target import EngineTarget
+from hasten.evals.faults import round_one_layer
+from hasten.evals.layers import LayerDifference, parting
 from hasten.evals.logits import LogitsReader
 from hasten.evals.target import Scored
 from hasten.kernels.backend import get_backend
@@ -38,6 +40,22 @@ def test_chunks_and_start_do_not_matter(
         part = reader.read(Scored(ids, start))
         np.testing.assert_array_equal(part.logprobs, whole.logprobs[start - 1 :])
         assert part.token_ids.tolist() == list(ids[start:])
+
+
+def test_the_damaged_layer_is_named(kernels: str) -> None:
+    sound = binding(kernels, (None,) * 6)
+    ids = tuple(np.random.default_rng(0).integers(1, 96, 40).tolist())
+    outputs = [
+        LogitsReader(one, 64, 16).read_layers(ids) for one in (sound, round_one_layer(sound))
+    ]
+    assert list(outputs[0])[:2] == ["layers.0.o", "layers.0.down"]
+    differences = [
+        LayerDifference(name, float(np.linalg.norm(rows - outputs[1][name]) / np.linalg.norm(rows)))
+        for name, rows in outputs[0].items()
+    ]
+    found = parting(differences)
+    assert found is not None
+    assert found.name == "layers.3.o"
 
 
 def test_full_distributions_agree_with_what_the_engine_reports(embedded: EngineTarget) -> None:

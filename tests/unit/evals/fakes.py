@@ -35,6 +35,7 @@ class FakeTarget:
         self._template = template
         self._dies_after = dies_after
         self.num_calls = 0
+        self.layer_noise = 0.0
         self.configuration = Configuration(name, {"name": name, "noise": str(noise)})
 
     @property
@@ -55,6 +56,12 @@ class FakeTarget:
         ids = scored.token_ids
         logits = np.stack([self._logits(ids[:at]) for at in range(scored.start, len(ids))])
         return FullDistribution.from_logits(logits, ids[scored.start :])
+
+    def layer_outputs(self, token_ids: tuple[int, ...]) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng(9)
+        shape = (len(token_ids), 8)
+        noise = self.layer_noise * rng.normal(size=shape).astype("f4")
+        return {f"layers.{i}.down": np.ones(shape, np.float32) + noise for i in range(4)}
 
     def score(self, scored: Sequence[Scored]) -> list[TokenScores]:
         scores = []
