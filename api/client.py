@@ -15,6 +15,7 @@ import shutil
 import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Self, TextIO
 
 import msgspec
@@ -123,7 +124,7 @@ class EngineClient:
 
         Raises EngineStartError with the reason when it does not come up.
         """
-        socket_dir = tempfile.mkdtemp(prefix="hasten-")
+        socket_dir = _make_socket_dir()
         try:
             # The process's own standard error: what replaces it in notebooks is no file.
             process = await _spawn(asyncio.subprocess.DEVNULL if quiet else sys.__stderr__)
@@ -319,6 +320,19 @@ class EngineClient:
     def _fail_streams(self, error: EngineError) -> None:
         for queue in self._streams.values():
             queue.put_nowait(error)
+
+
+def _make_socket_dir() -> str:
+    """A folder of our own. Raises OSError, or EngineStartError when its name is too long."""
+    folder = tempfile.mkdtemp(prefix="hasten-")
+    longest = len(socket_address(folder, OUTPUT_SOCKET)) - len("ipc://")
+    if longest > zmq.IPC_PATH_MAX_LEN:
+        Path(folder).rmdir()
+        raise EngineStartError(
+            f"the name of the temporary folder {folder} is too long for sockets: set TMPDIR to a "
+            "shorter one"
+        )
+    return folder
 
 
 async def _spawn(log: int | TextIO | None) -> asyncio.subprocess.Process:

@@ -37,8 +37,8 @@ TEXTS = (
     "The capital of France is Paris, and it lies on the river",
     "Once upon a time, in a small house by the sea, there lived an old fisherman and his cat. "
     "Every morning they went out in a little blue boat, and every evening they came home again "
-    "with two fish: a large one for the market and a small one for the cat. One day, when the sun was "
-    "already low over the water and the net was still empty, the sea",
+    "with two fish: a large one for the market and a small one for the cat. One day, when the sun "
+    "was already low over the water and the net was still empty, the sea",
     "def add(a, b):\n    return a",
 )
 Scores = dict[str, Any]
