@@ -142,8 +142,11 @@ def kl_by_position(windows: Sequence[PairedWindow]) -> tuple[int, list[float]]:
 
 
 def _onset(by_position: Sequence[float]) -> int | None:
-    """The first stretch from which KL stays at a multiple of what it is at the start."""
-    high = GROWTH * by_position[0]
+    """The first stretch from which KL stays at a multiple of what it is at the start.
+
+    Where nothing is wrong at the start, a share of the worst stretch counts instead.
+    """
+    high = max(GROWTH * by_position[0], max(by_position) / 10)
     stretches = range(1, len(by_position))
     return next((i for i in stretches if min(by_position[i:]) >= high), None)
 
