@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from hasten.core.models.config import DecoderConfig
 from hasten.core.models.layers import DELTA, ENTERING, INPUTS, RESIDUAL, ROTATED, layer_program
 from hasten.core.models.weights import EMBED, WeightSpec, layer_weight, weight_specs
 from hasten.core.prompt_batch import PromptChunk, PromptLayout
@@ -41,6 +42,8 @@ class CalibratableDecoder:
     """`CalibratableModel` over sequences of `sequence_len` tokens, laid end to end."""
 
     def __init__(self, model: LoadedModel, backend: Backend, sequence_len: int) -> None:
+        """Raises ValueError for families whose blocks calibration does not know."""
+        _refuse_unknown_blocks(model.config)
         self._model = model
         self._config = model.config
         self._backend = backend
@@ -140,6 +143,24 @@ class CalibratableDecoder:
         heads = np.arange(config.num_heads) // (config.num_heads // config.num_kv_heads)
         rows = (heads[:, None] * config.head_size + np.arange(config.head_size)).reshape(-1)
         return LinearProducer(f"{layer}.self_attn.v_proj.weight", bias, rows)
+
+
+def _refuse_unknown_blocks(config: DecoderConfig) -> None:
+    """Raise ValueError unless each block is a norm and linears of its own, as in Llama."""
+    plain = DecoderConfig.__dataclass_fields__
+    for field in (
+        "norms",
+        "norm_offset",
+        "joint_qk_norm",
+        "fused_projections",
+        "experts",
+        "residual_multiplier",
+    ):
+        if getattr(config, field) != plain[field].default:
+            raise ValueError(
+                f"calibration does not know models with {field} = {getattr(config, field)} "
+                f"({config.family}); --quantization at load time does"
+            )
 
 
 def _split(spec: WeightSpec, weight: Weight) -> dict[str, Matrix]:

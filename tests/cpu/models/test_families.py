@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 from hasten.core.loading import load_model, read_model_info
+from hasten.core.models.calibratable import CalibratableDecoder
+from hasten.kernels.backend import get_backend
 from hasten.kernels.dtypes import DType
 from hasten.kernels.program import WeightName
 from hasten.kernels.weights import DenseWeight
@@ -64,3 +66,21 @@ def test_what_transformers_writes_beside_the_weights(tmp_path: Path) -> None:
     assert info.eos_token_ids == (2,)
     assert info.config.max_position_embeddings == 256
     assert WeightName("lm_head") in load_model(str(tmp_path)).weights
+
+
+@pytest.mark.parametrize("name", ["gemma2", "olmo2", "phi3", "granite", "mixtral"])
+def test_calibration_refuses_blocks_that_it_does_not_know(name: str, tmp_path: Path) -> None:
+    save_tiny_model(name, tmp_path)
+    with pytest.raises(ValueError, match="calibration does not know models with"):
+        CalibratableDecoder(load_model(str(tmp_path)), get_backend("reference"), 8)
+
+
+@pytest.mark.parametrize("scheme", ["int8", "fp8"])
+def test_experts_are_quantised_at_load_time(scheme: str, tmp_path: Path) -> None:
+    theirs = save_tiny_model("mixtral", tmp_path)
+    token_ids = np.random.default_rng(2).integers(0, 20, 29).tolist()
+    expected = reference_logprobs(theirs, token_ids)
+    model = load_model(str(tmp_path), quantization=scheme)
+    assert not isinstance(model.weights[WeightName("layers.0.expert_down")], DenseWeight)
+    logprobs = Stepper(model).logprobs(token_ids, [29])
+    assert 0 < np.abs(logprobs - expected).mean() < 0.5
