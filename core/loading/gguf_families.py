@@ -53,6 +53,7 @@ FAMILIES = {
     "qwen2": GGUFFamily(),
     "qwen3": GGUFFamily(qk_norm=True),
     "qwen3moe": GGUFFamily(qk_norm=True, has_experts=True, requires_experts=True),
+    "smollm3": GGUFFamily(interleaved=True, unrotated_period=4),
     "gemma": GGUFFamily(activation=Activation.GELU_TANH, scales_embeddings=True),
     "gemma2": GGUFFamily(
         activation=Activation.GELU_TANH,

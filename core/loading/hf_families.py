@@ -65,6 +65,13 @@ FAMILIES = {
     "MistralForCausalLM": Family("mistral", qkv_bias=False, windows_every_layer=True),
     "Qwen2ForCausalLM": Family("qwen2", qkv_bias=True),
     "Qwen3ForCausalLM": Family("qwen3", qk_norm=True, requires_head_size=True),
+    "SmolLM3ForCausalLM": Family(
+        "smollm3",
+        rope_theta=2_000_000.0,
+        has_mlp_bias_field=True,
+        ties_embeddings=True,
+        unrotated_period=4,
+    ),
     "GemmaForCausalLM": Family(
         "gemma",
         norm_offset=1.0,

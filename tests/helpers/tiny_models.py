@@ -109,6 +109,11 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Llama",
         {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}},
     ),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 5}),
+    "smollm3-window": (
+        "SmolLM3",
+        {"no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 8},
+    ),
     "gemma": ("Gemma", {"head_dim": 24}),
     "gemma2": ("Gemma2", GEMMA2),
     "gemma2-plain-scale": ("Gemma2", {**GEMMA2, "query_pre_attn_scalar": 24}),

@@ -30,6 +30,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope.scaling.original_context_length": 64,
         },
     ),
+    "smollm3": ("smollm3", {"rope.freq_base": 2e6}),
     "gemma": ("gemma", {}),
     "gemma2-plain-scale": (
         "gemma2",
