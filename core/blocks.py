@@ -32,6 +32,7 @@ from hasten.core.prefix_hash import BlockHash, extend_chain, root_hash
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from hasten.core.forecast import I64
     from hasten.core.plan import BlockCopy
     from hasten.core.request import Request, RequestId
     from hasten.kernels.backend import KVPlan
@@ -69,6 +70,7 @@ class _Sequence:
     target: int
     held: tuple[Holding, ...]
     num_slots: int
+    num_shared_tokens: int
     num_published: int
     is_tail_forked: bool = False
 
@@ -115,6 +117,11 @@ class BlockManager:
         return tuple(group.pool.num_free for group in self._groups)
 
     @property
+    def num_unreserved(self) -> tuple[int, ...]:
+        """By group, the free blocks that are promised to nobody."""
+        return tuple(group.pool.num_free - group.pool.num_reserved for group in self._groups)
+
+    @property
     def num_usable_blocks(self) -> tuple[int, ...]:
         """By group, all blocks but the null block."""
         return tuple(group.pool.num_usable for group in self._groups)
@@ -129,6 +136,14 @@ class BlockManager:
     def num_blocks_held(self, request_id: RequestId) -> tuple[int, ...]:
         """By group, the blocks that the request refers to, shared ones included."""
         return tuple(len(holding.live()) for holding in self._sequences[request_id].held)
+
+    def num_shared_tokens(self, request_id: RequestId) -> int:
+        """Tokens that were computed already, in blocks of others, when the request was let in."""
+        return self._sequences[request_id].num_shared_tokens
+
+    def held_at(self, num_tokens: I64) -> I64:
+        """[groups, ...]: blocks that decoding requests of these lengths hold, shared ones too."""
+        return np.stack([group.held_at(num_tokens) for group in self._groups])
 
     def peak_blocks(self, num_tokens: int) -> tuple[int, ...]:
         """By group, the most blocks that a request of `num_tokens` holds at once."""
@@ -164,8 +179,8 @@ class BlockManager:
     def fits(self, quote: AdmissionQuote, num_spare: int = 0) -> bool:
         """Whether the quoted blocks are free and not reserved, and `num_spare` more of each."""
         return bool(self._rows) and all(
-            needed + num_spare <= group.pool.num_free - group.pool.num_reserved
-            for needed, group in zip(quote.num_needed, self._groups, strict=True)
+            needed + num_spare <= num_unreserved
+            for needed, num_unreserved in zip(quote.num_needed, self.num_unreserved, strict=True)
         )
 
     def is_stale(self, quote: AdmissionQuote) -> bool:
@@ -189,9 +204,8 @@ class BlockManager:
                 self._groups, self._shared(request, quote, num_shared), strict=True
             )
         )
-        sequence = _Sequence(
-            request, row, num_tokens, held, num_shared * self.block_size, start // self.block_size
-        )
+        num_slots, num_published = num_shared * self.block_size, start // self.block_size
+        sequence = _Sequence(request, row, num_tokens, held, num_slots, start, num_published)
         self._sequences[request.request_id] = sequence
         request.num_computed_tokens = start
         if start % self.block_size:

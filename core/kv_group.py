@@ -17,12 +17,14 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 from hasten.core.block_pool import NULL_BLOCK, BlockPool
 from hasten.core.plan import BlockCopy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from hasten.core.forecast import I64
     from hasten.core.prefix_hash import BlockHash
     from hasten.kernels.step import I32
 
@@ -69,6 +71,13 @@ class KVGroup:
             return num_blocks
         # A chunk of c tokens touches w - 1 + c of them, wherever the block borders fall.
         return min(num_blocks, (self.window + self.max_chunk - 2) // self.block_size + 2)
+
+    def held_at(self, num_tokens: I64) -> I64:
+        """The blocks that decoding requests of these lengths hold."""
+        num_blocks = -(-num_tokens // self.block_size)
+        if self.window is None:
+            return num_blocks
+        return np.minimum(num_blocks, (self.window - 1) // self.block_size + 2)
 
     # The prefix cache
 

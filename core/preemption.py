@@ -1,4 +1,4 @@
-"""Which request gives its blocks back when memory runs out, and how that is kept rare.
+"""Which request gives its blocks back when memory runs out; `core.forecast` keeps that rare.
 
 Within the least urgent level that offers one, the victim is the request that loses the fewest
 computed tokens per block it really frees (blocks that others hold stay); among equals the one that
@@ -10,9 +10,6 @@ came last. Never:
   one of the needy's own level that is still catching up, for its blocks are reserved;
 - one that frees no block.
 
-How long outputs get is not known when requests are let in, so memory can only be overbooked and
-preemption shows by how much: `Headroom` learns from it how many blocks to leave for growth.
-
 Exercised by `pytest tests/unit/core/test_scheduler.py`.
 """
 
@@ -20,49 +17,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-AFFORDABLE_SHARE = 0.08
-GROWTH = 2.0
-SHRINK = 0.95
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hasten.core.blocks import BlockManager
     from hasten.core.policy import QueuePolicy
     from hasten.core.request import Request
-
-
-class Headroom:
-    """Blocks that stay free for the running requests to grow when another one is let in.
-
-    One for each at least: whoever comes back must not displace those that run. A preemption
-    doubles it. It shrinks again once the tokens lost are paid for, each token computed paying for
-    `AFFORDABLE_SHARE` of one. So recomputing stays a small share of all work, however long outputs
-    get, and little concurrency is given up where they stay short.
-    """
-
-    def __init__(self) -> None:
-        self._blocks = 1.0
-        self._num_unpaid = 0.0
-
-    def num_blocks(self, running: Sequence[Request], block_size: int) -> int:
-        """Blocks to leave in every group beside `running`: none more than they can ever fill."""
-        each = int(self._blocks)
-        if each == 1:
-            return len(running)
-        return sum(
-            min(each, (request.max_total_tokens - request.num_tokens) // block_size + 1)
-            for request in running
-        )
-
-    def note_preemption(self, num_lost_tokens: int) -> None:
-        self._blocks *= GROWTH
-        self._num_unpaid += num_lost_tokens
-
-    def note_step(self, num_computed_tokens: int) -> None:
-        self._num_unpaid = max(0.0, self._num_unpaid - AFFORDABLE_SHARE * num_computed_tokens)
-        if self._num_unpaid == 0.0:
-            self._blocks = max(1.0, SHRINK * self._blocks)
 
 
 def oldest(running: Sequence[Request], policy: QueuePolicy) -> Request:

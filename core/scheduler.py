@@ -13,8 +13,8 @@ are all the same catching up.
 
 A request is let in only if all its tokens so far fit; the blocks it does not take at once are
 reserved. When a running one needs a block and none is left, `core.preemption` names a victim, which
-comes back in its old place of the queue. Whoever is let in leaves a block or more for every running
-request, so that those who run can grow.
+comes back in its old place of the queue. Whoever is let in leaves a block for every running
+request, and `core.forecast` has to expect that all of them will find room to grow.
 
 Pure bookkeeping: no torch, no clock, no randomness. Exercised by
 `pytest tests/unit/core/test_scheduler.py tests/unit/core/test_scheduler_simulation.py`.
@@ -25,10 +25,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from hasten.core.forecast import Forecast
 from hasten.core.latency import EMPTY_STEP
 from hasten.core.plan import PlannedRequest, StepPlan
 from hasten.core.policy import WaitingQueue
-from hasten.core.preemption import Headroom, choose_victim
+from hasten.core.preemption import choose_victim
 from hasten.core.request import FinishReason, RequestStatus
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Scheduler:
         blocks: BlockManager,
         policy: QueuePolicy,
         budget: StepBudget | None = None,
+        forecast: Forecast | None = None,
     ) -> None:
         self.requests: dict[RequestId, Request] = {}
         self.running: list[Request] = []
@@ -79,8 +81,9 @@ class Scheduler:
         self._policy = policy
         self._budget = budget
         self._queue = WaitingQueue(policy)
-        self._headroom = Headroom()
+        self._forecast = forecast or Forecast(blocks)
         self._blocked: AdmissionQuote | None = None
+        self._forecast_again = 0
         self._leaders: dict[str, Request] = {}
         self._followers: dict[str, list[Request]] = {}
         self._step_idx = 0
@@ -142,6 +145,8 @@ class Scheduler:
         if request.status is RUNNING:
             self._blocks.free(request_id)
             self.running.remove(request)
+            self._forecast.note_end(request)
+            self._forecast_again = self._step_idx
         elif request in self._queue:
             self._queue.remove(request)
         else:
@@ -263,28 +268,34 @@ class Scheduler:
                 return
 
     def _quote_if_fits(self, request: Request) -> AdmissionQuote | None:
-        """A quote that fits, or None.
+        """A quote that fits, now and by the forecast; or None.
 
         Matching a long prompt with the cache takes time, and the head of the queue may have to
-        wait for many steps, so its last quote is kept until it fits or could become better.
+        wait for many steps, so its last quote is kept until it fits or could become better. The
+        forecast changes when somebody ends, and little otherwise.
         """
         blocked = self._blocked
-        num_spare = self._headroom.num_blocks(self.running, self._blocks.block_size)
         if (
             blocked is not None
             and blocked.request_id == request.request_id
-            and not self._blocks.fits(blocked, num_spare)
+            and not (self._fits(blocked) and self._forecast_again <= self._step_idx)
             and not self._blocks.is_stale(blocked)
         ):
             return None
         leader = self._leaders.get(request.group_id)
         parent = leader if leader is not request else None
         quote = self._blocks.quote(request, parent)
-        if self._blocks.fits(quote, num_spare):
-            self._blocked = None
-            return quote
+        if self._fits(quote):
+            if self._forecast.fits(self.running, request, quote):
+                self._blocked = None
+                return quote
+            self._forecast_again = self._step_idx + self._blocks.block_size
         self._blocked = quote
         return None
+
+    def _fits(self, quote: AdmissionQuote) -> bool:
+        """With a block for every running request, so that nobody comes in by displacing another."""
+        return self._blocks.fits(quote, num_spare=len(self.running))
 
     def _admit(self, request: Request, quote: AdmissionQuote) -> None:
         self._queue.remove(request)
@@ -347,7 +358,6 @@ class Scheduler:
 
     def _preempt(self, step: _Step, victim: Request) -> None:
         """Take the victim's blocks and let it wait in its old place."""
-        self._headroom.note_preemption(victim.num_computed_tokens)
         self._blocks.free(victim.request_id)
         self.running.remove(victim)
         victim.status = RequestStatus.WAITING
@@ -385,7 +395,6 @@ class Scheduler:
         that were right and one token more (fewer where the output ends early). Requests that have
         ended since they were planned are skipped. Raises ValueError when tokens are missing.
         """
-        self._headroom.note_step(plan.num_tokens)
         requests = self.requests
         for planned in plan.requests:
             request = requests.get(planned.request_id)

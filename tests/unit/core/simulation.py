@@ -11,7 +11,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+import numpy as np
 from hasten.core.blocks import BlockManager
+from hasten.core.forecast import F64, I64, Forecast, OutputLengths
 from hasten.core.options import SchedulerOptions
 from hasten.core.params import GenerationParams
 from hasten.core.plan import PlannedRequest, StepPlan
@@ -80,6 +82,32 @@ def text_of(request: Request, stop_every: int) -> list[int]:
     return tokens
 
 
+class Optimist(Forecast):
+    """Expects every output to end at once, and lets too many in: they get preempted."""
+
+    def __init__(self, blocks: BlockManager) -> None:
+        super().__init__(blocks)
+        self._lengths = EmptyOutputs()
+
+
+class FullLength(Forecast):
+    """Expects every output to get as long as it may."""
+
+    def __init__(self, blocks: BlockManager) -> None:
+        super().__init__(blocks)
+        self._lengths = EndlessOutputs()
+
+
+class EmptyOutputs(OutputLengths):
+    def survival(self, ages: I64, times: I64) -> F64:
+        return np.outer(times == 0, np.ones(len(ages)))
+
+
+class EndlessOutputs(OutputLengths):
+    def survival(self, ages: I64, times: I64) -> F64:
+        return np.ones((len(times), len(ages)))
+
+
 FCFS = FirstComeFirstServed()
 POLICIES: list[QueuePolicy] = [
     FCFS,
@@ -103,7 +131,7 @@ class Setting:
     enable_prefix_caching: bool = True
     max_drafts: int = 0
     stop_every: int = STOP_EVERY
-    checks_integrity: bool = True
+    forecast: type[Forecast] = Forecast
 
 
 @dataclass(slots=True)
@@ -134,6 +162,7 @@ class Simulation:
             ),
             self.blocks,
             s.policy,
+            forecast=s.forecast(self.blocks),
         )
         self.memory = [[[0] * s.block_size for _ in range(s.num_blocks)] for _ in s.windows]
 
@@ -160,8 +189,7 @@ class Simulation:
         self._copy(plan)
         accepted = {p.request_id: self._compute(p) for p in plan.requests}
         self.scheduler.update(plan, accepted)
-        if self.setting.checks_integrity:
-            self.blocks.check_integrity()
+        self.blocks.check_integrity()
         self._after(accepted)
         self.num_steps += 1
         return True
@@ -279,6 +307,7 @@ def random_setting(rng: random.Random) -> Setting:
         policy=rng.choice(POLICIES),
         enable_prefix_caching=rng.random() < 0.8,
         max_drafts=rng.choice([0, 0, 3, 8]),
+        forecast=rng.choice([Forecast, Optimist, Optimist]),
     )
 
 

@@ -6,6 +6,7 @@ import random
 
 import pytest
 from hasten.core.blocks import BlockManager
+from hasten.core.forecast import Forecast
 from hasten.core.latency import StepShape
 from hasten.core.options import SchedulerOptions
 from hasten.core.plan import StepPlan
@@ -14,7 +15,7 @@ from hasten.core.preemption import choose_victim, oldest
 from hasten.core.request import FinishReason, Request, RequestId, RequestStatus
 from hasten.core.scheduler import Scheduler
 
-from tests.unit.core.simulation import Setting, Simulation, kv_plan, make_request
+from tests.unit.core.simulation import Optimist, Setting, Simulation, kv_plan, make_request
 
 SIZE = 4
 
@@ -29,6 +30,7 @@ class Server:
         max_num_batched_tokens: int = 16,
         policy: QueuePolicy | None = None,
         budget: ChunksOfThree | None = None,
+        forecast: type[Forecast] = Forecast,
     ) -> None:
         self.blocks = BlockManager(
             kv_plan((None,), num_blocks, SIZE),
@@ -39,7 +41,13 @@ class Server:
         options = SchedulerOptions(
             max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
         )
-        self.scheduler = Scheduler(options, self.blocks, policy or FirstComeFirstServed(), budget)
+        self.scheduler = Scheduler(
+            options,
+            self.blocks,
+            policy or FirstComeFirstServed(),
+            budget,
+            forecast(self.blocks),
+        )
 
     def add(self, *requests: Request) -> None:
         for request in requests:
@@ -297,7 +305,7 @@ def test_scored_prompts_want_all_rows_until_the_first_output() -> None:
 
 def preempted_server(policy: QueuePolicy | None = None) -> tuple[Server, list[Request]]:
     """Three requests, decoding, in a pool that their growth is about to exhaust."""
-    server = Server(num_blocks=13, policy=policy)
+    server = Server(num_blocks=13, policy=policy, forecast=Optimist)
     requests = [
         make_request(str(i), (i,) * 5, max_tokens=30, arrival=i, priority=-i) for i in range(3)
     ]
@@ -361,7 +369,7 @@ def test_priorities_never_change_a_text() -> None:
     texts = []
     for policy in (FirstComeFirstServed(min_chunk=2), PriorityFirst()):
         rng = random.Random(5)
-        setting = Setting(num_blocks=14, policy=policy, max_drafts=3)
+        setting = Setting(num_blocks=14, policy=policy, max_drafts=3, forecast=Optimist)
         simulation = Simulation(setting, rng)
         requests = [
             make_request(str(i), tuple(rng.choices(range(3), k=8)), 20, i, priority=-i)

@@ -6,18 +6,19 @@ import copy
 import random
 
 import pytest
+from hasten.core.request import RequestId
 
 from tests.unit.core.simulation import (
+    Optimist,
     Setting,
     Simulation,
-    make_request,
     random_requests,
     run_random_workload,
 )
+from tests.unit.core.workloads import WORKLOADS, ample, full_demand, pool_of_60_percent, serve
 
 NUM_WORKLOADS = 10_000
 NUM_PARTS = 10
-LONG_RUN = 10**18
 
 
 @pytest.mark.parametrize("part", range(NUM_PARTS))
@@ -33,45 +34,18 @@ def test_random_workloads(part: int) -> None:
     assert num_cached > 1000
 
 
-KINDS = {
-    "chat": ((20, 400), (20, 400)),
-    "long outputs": ((10, 60), (200, 700)),
-    "long prompts": ((300, 700), (10, 80)),
-}
-
-
-def serve(kind: str, seed: int, num_blocks: int) -> Simulation:
-    """48 requests at once, up to 24 running, in `num_blocks` of 16 tokens."""
-    rng = random.Random(seed)
-    setting = Setting(
-        num_blocks=num_blocks,
-        block_size=16,
-        max_num_seqs=24,
-        max_num_batched_tokens=512,
-        max_model_len=800,
-        stop_every=LONG_RUN,
-        checks_integrity=False,
-    )
-    simulation = Simulation(setting, rng)
-    prompt_lens, output_lens = KINDS[kind]
-    for arrival in range(48):
-        prompt = tuple(rng.randrange(1000) for _ in range(rng.randrange(*prompt_lens)))
-        simulation.add(make_request(f"r{arrival}", prompt, rng.randrange(*output_lens), arrival))
-    while simulation.step():
-        pass
-    simulation.check_end()
-    return simulation
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", range(2))
-def test_a_pool_of_60_percent_recomputes_little(kind: str, seed: int) -> None:
-    ample = serve(kind, seed, num_blocks=3000)
-    assert ample.scheduler.num_preemptions == 0
-    tight = serve(kind, seed, num_blocks=1 + ample.peak_blocks * 6 // 10)
-    scheduler = tight.scheduler
-    assert scheduler.num_recomputed_tokens <= 0.1 * scheduler.num_computed_tokens
-    assert tight.num_steps <= 2.5 * ample.num_steps
+@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("block_size", [8, 16])
+def test_a_pool_of_60_percent_recomputes_little(name: str, block_size: int) -> None:
+    """60 % of what all requests fill at their ends, and of what an ample pool holds at once."""
+    wishes = WORKLOADS[name](random.Random(block_size))
+    roomy = ample(wishes, block_size)
+    assert roomy.scheduler.num_preemptions == 0
+    for demand in (full_demand(wishes, block_size), roomy.peak_blocks):
+        tight = serve(wishes, pool_of_60_percent(wishes, block_size, demand), block_size)
+        assert tight.recomputed_share <= 0.1
+        oldest = RequestId("0/0")
+        assert oldest not in tight.preempted
 
 
 def cached_contents(simulation: Simulation) -> list[set[bytes]]:
@@ -87,6 +61,7 @@ def test_speculation_preempts_and_evicts_nothing(seed: int) -> None:
         num_blocks=rng.randrange(14, 20),
         max_num_batched_tokens=200,
         max_drafts=8,
+        forecast=Optimist,
     )
     simulation = Simulation(setting, rng)
     num_drafts = 0
