@@ -93,7 +93,8 @@ class Fields:
         value = self.raw(name)
         if not isinstance(value, list):
             raise self.error(name, f"must be a list of numbers, got {_show(value)}")
-        items = Fields({str(idx): item for idx, item in enumerate(value)}, self.where, f"{self._prefix}{name}.")
+        prefix = f"{self._prefix}{name}."
+        items = Fields({str(idx): item for idx, item in enumerate(value)}, self.where, prefix)
         return tuple(items.number(str(idx)) for idx in range(len(value)))
 
     def string_values(self) -> dict[str, str]:
