@@ -31,9 +31,17 @@ def serve(model_argument: str | None, **values: Any) -> None:
 
     try:
         status = run_server(engine, server)
-    except (ServerStartError, EngineError, ValueError, OSError) as error:
+    except (ServerStartError, OSError) as error:
         raise click.ClickException(str(error)) from error
+    except (EngineError, ValueError) as error:
+        raise CannotServeError(str(error)) from error
     sys.exit(status)
+
+
+class CannotServeError(click.ClickException):
+    """What was asked for cannot be served here: the exit code is that of a wrong flag."""
+
+    exit_code = click.UsageError.exit_code
 
 
 _DEFAULT = click.core.ParameterSource.DEFAULT
