@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import openai
 import pytest
@@ -93,3 +94,88 @@ def test_errors_are_the_clients_own(base_url: str) -> None:
         assert caught.value.param == "temprature"
         with pytest.raises(openai.NotFoundError):
             client.chat.completions.create(model="other", messages=MESSAGES)
+
+
+CHAT_OPTIONS: list[dict[str, Any]] = [
+    {"max_tokens": 5},
+    {"n": 3, "logprobs": True, "top_logprobs": 20},
+    {"stop": ["e", "\n"], "temperature": 0.7, "top_p": 0.9},
+    {"presence_penalty": 1.0, "frequency_penalty": 0.5, "logit_bias": {"100": -100}},
+    {"user": "u", "metadata": {"k": "v"}, "safety_identifier": "s", "prompt_cache_key": "k"},
+    {"messages": [*MESSAGES, {"role": "assistant", "content": "A fine colour is"}]},
+    {
+        "extra_body": {
+            "top_k": 9,
+            "min_p": 0.01,
+            "repetition_penalty": 1.1,
+            "min_tokens": 2,
+            "bad_words": ["red"],
+            "stop_token_ids": [3],
+            "include_stop_str_in_output": True,
+            "skip_special_tokens": False,
+            "cache_salt": "s",
+        }
+    },
+]
+TEXT_OPTIONS: list[dict[str, Any]] = [
+    {"prompt": "One, two,"},
+    {"prompt": ["One, two,", "Red, green"], "n": 2},
+    {"prompt": [504, 3575, 282], "echo": True, "logprobs": 5},
+    {"prompt": [[504, 3575], [282, 4649, 314]], "echo": True, "logprobs": 1, "max_tokens": 0},
+    {"prompt": "One, two,", "stop": [], "user": "u", "extra_body": {"ignore_eos": True}},
+]
+
+
+def joined(chunks: list[Any], *, is_chat: bool) -> dict[int, dict[str, Any]]:
+    """The choices of a stream put together, and of a whole answer as they are."""
+    choices: dict[int, dict[str, Any]] = {}
+    for chunk in chunks:
+        for part in chunk.choices:
+            choice = choices.setdefault(part.index, {"text": "", "logprobs": [], "end": None})
+            message: Any = getattr(part, "delta", None) or getattr(part, "message", None)
+            choice["text"] += (message.content or "") if is_chat else part.text
+            choice["end"] = part.finish_reason or choice["end"]
+            if part.logprobs is not None:
+                values = part.logprobs.content if is_chat else part.logprobs.token_logprobs
+                choice["logprobs"] += [getattr(value, "logprob", value) for value in values]
+    return choices
+
+
+def in_every_way(base_url: str, endpoint: str, arguments: dict[str, Any]) -> list[list[Any]]:
+    """The answers of the sync and the async client, whole and streamed; usage comes once."""
+    usage = {"stream_options": {"include_usage": True}}
+
+    def create(client: openai.OpenAI | openai.AsyncOpenAI, **more: Any) -> Any:
+        target = client.chat.completions if endpoint == "chat" else client.completions
+        call: Any = target.create
+        return call(model=MODEL, **arguments, **more)
+
+    async def asynchronous() -> list[list[Any]]:
+        async with openai.AsyncOpenAI(base_url=base_url, api_key="any") as client:
+            whole = await create(client)
+            return [[whole], [c async for c in await create(client, stream=True, **usage)]]
+
+    with openai.OpenAI(base_url=base_url, api_key="any") as client:
+        answers = [[create(client)], list(create(client, stream=True, **usage))]
+    answers += asyncio.run(asynchronous())
+    for chunks in answers:
+        assert [chunk.usage is not None for chunk in chunks].count(True) == 1
+        assert chunks[-1].usage.total_tokens == answers[0][0].usage.total_tokens
+        assert chunks[0].system_fingerprint
+    return answers
+
+
+@pytest.mark.parametrize("options", CHAT_OPTIONS)
+def test_every_option_of_chats(base_url: str, options: dict[str, Any]) -> None:
+    arguments = {"messages": MESSAGES, "seed": 11, "max_tokens": 8} | options
+    answers = in_every_way(base_url, "chat", arguments)
+    first, *others = [joined(chunks, is_chat=True) for chunks in answers]
+    assert len(first) == options.get("n", 1)
+    assert others == [first] * 3
+
+
+@pytest.mark.parametrize("options", TEXT_OPTIONS)
+def test_every_option_of_texts(base_url: str, options: dict[str, Any]) -> None:
+    answers = in_every_way(base_url, "text", {"seed": 11, "max_tokens": 8} | options)
+    first, *others = [joined(chunks, is_chat=False) for chunks in answers]
+    assert others == [first] * 3
