@@ -80,11 +80,11 @@ def _measures(record: Record) -> str:
 
 def _measure_row(judgement: Judgement, record: Record) -> str:
     bar = ""
-    if judgement.limit is not None and None not in (judgement.lower, judgement.upper):
-        bar = interval(
-            judgement.lower or 0.0, judgement.estimate or 0.0, judgement.upper or 0.0,
-            judgement.limit,
-        )  # fmt: skip
+    numbers = (judgement.lower, judgement.estimate, judgement.upper, judgement.limit)
+    if None not in numbers:
+        # A ratio does no harm at 1, everything else at 0.
+        harmless = 1.0 if judgement.unit == "ratio" else 0.0
+        bar = interval(*((value or 0.0) - harmless for value in numbers))
     notes = [meaning(judgement.name), judgement.note, power_line(judgement, record)]
     shown = "; ".join(note for note in notes if note)
     return (

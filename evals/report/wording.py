@@ -49,7 +49,9 @@ def amount(value: float | None, unit: str) -> str:
     """A number with its unit; shares as percentages."""
     if value is not None and unit == "share":
         return f"{number(100 * value)} %"
-    return number(value) if unit in ("", "ratio") or value is None else f"{number(value)} {unit}"
+    if value is not None and unit == "ratio":
+        return f"{value:.3f}"
+    return number(value) if not unit or value is None else f"{number(value)} {unit}"
 
 
 def outcome(judgement: Judgement) -> str:

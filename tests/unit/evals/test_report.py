@@ -44,7 +44,7 @@ def test_number(value: float | None, text: str) -> None:
 def test_amount() -> None:
     assert amount(0.0213, "share") == "2.13 %"
     assert amount(0.01, "nats") == "0.0100 nats"
-    assert amount(1.015, "ratio") == "1.01"
+    assert amount(1.015, "ratio") == "1.015"
     assert amount(None, "nats") == "-"
 
 
