@@ -164,7 +164,7 @@ def test_drafts_are_counted_as_chosen() -> None:
 
 def test_requests_choose_for_themselves() -> None:
     engine = speculating_engine(EngineSize(), "ngram", "8")
-    greedy = {"max_tokens": 30, "seed": 0, "temperature": 0.0, "ignore_eos": True}
+    greedy: dict[str, Any] = {"max_tokens": 30, "seed": 0, "temperature": 0.0, "ignore_eos": True}
     off = GenerationParams(**greedy, speculative=Speculative(enabled=False))
     run_requests(engine, [ask("off", [1, 2, 3] * 8, off)])
     assert engine.stats().num_draft_tokens == 0
