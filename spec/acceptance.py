@@ -59,13 +59,19 @@ class AcceptanceHistory:
         self._positions = [_Ratio(PROPOSER_FADE, PROPOSER_PRIOR) for _ in range(NUM_POSITIONS)]
         self._requests: dict[RequestId, _Ratio] = {}
 
-    def survivals(self, request_id: RequestId, confidences: Sequence[float]) -> list[float]:
-        """The probabilities that a draft is right up to each of its positions."""
-        factor = self._request(request_id).factor
-        survivals = []
+    def survivals(
+        self, request_id: RequestId, confidences: Sequence[float], least: float = 0.0
+    ) -> list[float]:
+        """The probabilities that a draft is right up to each of its positions, down to `least`."""
+        request = self._request(request_id).factor
+        factors = [position.factor * request for position in self._positions]
+        survivals: list[float] = []
         survival = 1.0
         for i, confidence in enumerate(confidences):
-            survival *= min(confidence * self._position(i).factor * factor, MOST)
+            probability = confidence * factors[i if i < NUM_POSITIONS else -1]
+            survival *= min(probability, MOST)
+            if survival < least:
+                break
             survivals.append(survival)
         return survivals
 

@@ -37,8 +37,13 @@ class _Guess(NamedTuple):
 NO_GUESS = _Guess((), ())
 WORTH_FADE = 0.9
 """What remains of the opinion on a method after one more draft."""
-WORTH_OF_NEW = 0.25
-"""Tokens that a draft for a new request is thought to be worth."""
+USUAL_FADE = 0.995
+USUAL_PRIOR = 0.25
+"""The worth of a draft, in tokens, over all requests; and before there were any."""
+NEW_MARGIN = 1.5
+"""A new request is thought to be worth at least so many times what asking takes: a few drafts."""
+CONSIDERED = 0.25
+"""Positions below this share of the survival that pays on average are not considered."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,13 +53,18 @@ class _Method:
     proposer: Proposer
     history: AcceptanceHistory = field(default_factory=AcceptanceHistory)
     worths: dict[RequestId, float] = field(default_factory=dict)
+    usual: float = USUAL_PRIOR
 
-    def worth(self, request_id: RequestId) -> float:
-        return self.worths.get(request_id, WORTH_OF_NEW)
+    def is_worth(self, request_id: RequestId, least: float) -> bool:
+        """Whether drafts for the request were worth `least` lately; a new one gets a chance."""
+        return self.worths.get(request_id, least) >= least
 
-    def note_worth(self, request_id: RequestId, worth: float) -> None:
-        before = self.worth(request_id)
+    def note_worth(self, request_id: RequestId, worth: float, least: float) -> None:
+        before = self.worths.get(request_id)
+        if before is None:
+            before = max(self.usual, NEW_MARGIN * least)
         self.worths[request_id] = before * WORTH_FADE + worth * (1 - WORTH_FADE)
+        self.usual = self.usual * USUAL_FADE + worth * (1 - USUAL_FADE)
 
     def forget(self, request_id: RequestId) -> None:
         self.proposer.forget(request_id)
@@ -172,9 +182,9 @@ class Speculator:
             ]
             if not any(depths):
                 continue
-            for idx, guess in self._ask(method, requests, depths):
+            for idx, guess in self._ask(method, requests, depths, CONSIDERED * line):
                 worth = sum([s - line for s in guess.survivals if s > line])
-                method.note_worth(requests[idx].request_id, worth)
+                method.note_worth(requests[idx].request_id, worth, least)
                 if guess.token_ids and (idx not in best or worth > best[idx][0]):
                     best[idx] = worth, guess
         if not best:
@@ -190,10 +200,14 @@ class Speculator:
             return False
         if (self._num_steps + request.arrival) % EXPLORE_EVERY == 0:
             return True
-        return self._methods[name].worth(request.request_id) >= least
+        return self._methods[name].is_worth(request.request_id, least)
 
     def _ask(
-        self, method: _Method, requests: Sequence[Request], depths: Sequence[int]
+        self,
+        method: _Method,
+        requests: Sequence[Request],
+        depths: Sequence[int],
+        least_survival: float,
     ) -> Iterator[tuple[int, _Guess]]:
         """The guesses of one method, with the index of the request that each is for."""
         drafts = method.proposer.propose(requests, depths)
@@ -205,5 +219,7 @@ class Speculator:
                 continue
             pending = _Pending(method, len(request.token_ids), draft)
             self._pending.setdefault(request.request_id, []).append(pending)
-            survivals = method.history.survivals(request.request_id, draft.confidences)
+            survivals = method.history.survivals(
+                request.request_id, draft.confidences, least_survival
+            )
             yield idx, _Guess(draft.token_ids, survivals)
