@@ -1,8 +1,8 @@
 """One request, one text: the same token ids and log-probabilities, bit for bit, however it ran.
 
 The first answer is that of each request alone in an empty server. Every scenario after it puts
-the request among others, cuts prompts into chunks, finds prefixes in the cache, takes memory away
-so that requests are preempted, or drafts tokens at random depths.
+the request among others, cuts prompts into chunks, finds prefixes in the cache, takes memory away,
+lets in more than memory holds so that requests are preempted, or drafts tokens at random depths.
 
 Runs on every backend (`--kernels NAME` for one): `pytest tests/cpu/engine`.
 """
@@ -25,7 +25,7 @@ from hasten.kernels.dtypes import DType
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.engines import Answers, ask, run_alone, run_requests
+from tests.helpers.engines import Answers, ask, expect_short_outputs, run_alone, run_requests
 from tests.helpers.random_models import random_model, tiny_config
 from tests.helpers.speculators import ScriptedSpeculator, patchy
 from tests.helpers.workbench import Workbench
@@ -122,6 +122,13 @@ def tight(bench: Workbench, requests: list[AddRequest], expected: Answers) -> En
     return bench.engine(num_blocks=1 + max(largest, int(0.6 * total)), max_num_batched_tokens=64)
 
 
+def overbooked(bench: Workbench, requests: list[AddRequest], expected: Answers) -> Engine:
+    """The same, where outputs turn out much longer than they used to be."""
+    engine = tight(bench, requests, expected)
+    expect_short_outputs(engine)
+    return engine
+
+
 def drafted(bench: Workbench, requests: list[AddRequest], expected: Answers) -> Engine:
     texts = {key: answer.token_ids for key, answer in expected.items()}
     script = patchy(bench.vocab_size, texts, seed=len(requests))
@@ -133,6 +140,7 @@ SCENARIOS: dict[str, Scenario] = {
     "chunks of 16": roomy(max_num_batched_tokens=16),
     "chunks of 64, no prefix cache": roomy(max_num_batched_tokens=64, enable_prefix_caching=False),
     "tight pool": tight,
+    "overbooked pool": overbooked,
     "drafts": drafted,
 }
 
@@ -156,6 +164,9 @@ def check_scenario(
     assert_same(run_requests(engine, requests), expected, name)
     stats = engine.stats()
     assert stats.num_free_blocks == stats.num_total_blocks, f"{name}: blocks are missing"
+    if name == "tight pool":
+        num_computed = engine._scheduler.num_computed_tokens
+        assert stats.num_recomputed_tokens <= 0.1 * num_computed, "too much is computed again"
     return stats.num_preemptions
 
 
@@ -194,7 +205,8 @@ def test_tiny_random_models(name: str, kernels: str, seed: int) -> None:
 def check_preemption(bench: Workbench) -> None:
     requests = distinct_requests(bench.vocab_size, 15, 20)
     expected = run_requests(bench.engine(), requests)
-    assert check_scenario("tight pool", bench, requests, expected) > 0
+    check_scenario("tight pool", bench, requests, expected)
+    assert check_scenario("overbooked pool", bench, requests, expected) > 0
 
 
 def test_preemption_changes_nothing(kernels: str) -> None:
