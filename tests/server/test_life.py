@@ -180,7 +180,7 @@ def test_a_port_in_use_is_one_line_before_the_model_loads(tmp_path: Path) -> Non
 
 def test_a_model_that_does_not_load_is_one_line(tmp_path: Path) -> None:
     with fake_server(tmp_path, engine="build_broken") as server:
-        assert server.process.wait(10) == 1
+        assert server.process.wait(10) == 2
         assert server.log == ["Error: model.gguf: tensor 'output.weight' is truncated"]
         assert server.left_behind() == []
 
