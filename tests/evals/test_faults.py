@@ -23,15 +23,15 @@ SUITE = msgspec.convert(
             {
                 "kind": "text",
                 "name": "text",
-                "num_windows": 6,
+                "num_windows": 5,
                 "window_len": 129,
                 "limits": {"kl_mean": 0.012, "top1_change": 0.09},
             },
             {
                 "kind": "chat",
                 "name": "chat",
-                "num_prompts": 10,
-                "max_tokens": 24,
+                "num_prompts": 8,
+                "max_tokens": 16,
                 "limits": {"kl_mean": 0.015},
             },
         ],
@@ -41,11 +41,11 @@ SUITE = msgspec.convert(
 IN_LITTLE_TEXT = (
     "int8 weights",
     "one layer at 3 bits",
-    "swapped rope base",
     "wrong chat template",
 )
 
 
+@pytest.mark.timeout(600)
 def test_faults_fail_and_benign_changes_pass(
     flags: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
