@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from jinja2.nodes import Node
     from jinja2.parser import Parser
 
-RENDER_LIMIT_S = 0.5
+RENDER_LIMIT_S = 0.25
 """Processor time: a busy machine must not make a good template fail."""
 
 
