@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hasten.api.text_model import TextModel
 
 MAX_PROMPTS = 1024
-MAX_MESSAGES = 4096
+MAX_MESSAGES = 2048
 MAX_METADATA = 16  # entries
 MAX_METADATA_KEY_LEN, MAX_METADATA_VALUE_LEN = 64, 512  # characters; OpenAI's limits
 TEMPLATE_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})

@@ -212,14 +212,14 @@ def test_a_template_that_loops_stops_nobody(tmp_path: Path) -> None:
     template = tmp_path / "loops.jinja"
     many = "{% for i in range(99999) %}"
     template.write_text(f"{many}{many}{{% endfor %}}{{% endfor %}}")
-    with fake_server(tmp_path, "--chat-template", str(template)) as server:
-        with server.client() as client:
-            refused = client.post(CHAT, json=body_of(1))
-            assert refused.status_code == 400
-            assert refused.json()["error"]["param"] == "messages"
-            assert "ran for more than" in refused.json()["error"]["message"]
-            text = client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1})
-            assert text.status_code == 200
+    flags = ("--chat-template", str(template))
+    with fake_server(tmp_path, *flags) as server, server.client() as client:
+        refused = client.post(CHAT, json=body_of(1))
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "messages"
+        assert "ran for more than" in refused.json()["error"]["message"]
+        text = client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1})
+        assert text.status_code == 200
 
 
 def test_the_name_and_the_key_that_were_asked_for(tmp_path: Path) -> None:

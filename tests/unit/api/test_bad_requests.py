@@ -24,7 +24,7 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
 
 CHAT_ERRORS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": []}, "messages", "must not be empty"),
-    ({"messages": [USER] * 4097}, "messages", "at most 4096"),
+    ({"messages": [USER] * 2049}, "messages", "at most 2048"),
     ({"messages": "x"}, "messages", "expected `array`, got `str`"),
     ({"messages": [{"content": "x"}]}, "messages[0].role", "required"),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "required"),
