@@ -131,16 +131,19 @@ class BlockPool:
     def check_integrity(self, references: Mapping[int, int]) -> None:
         """Prove the invariants, given how often each block is referred to from outside.
 
-        Raises AssertionError naming the block.
+        Raises AssertionError naming the blocks.
         """
         free = {*self._empty, *self._cached_free}
         assert len(free) == self.num_free, "a block is in the free lists twice"
         assert NULL_BLOCK not in free, "the null block is free"
         assert NULL_BLOCK not in references, "somebody refers to the null block"
-        for block, count in enumerate(self._ref_counts[1:], start=1):
-            expected = references.get(block, 0)
-            assert count == expected, f"block {block}: {count} counted, {expected} referred"
-            assert (block in free) == (count == 0), f"block {block}: free and held, or neither"
+        counts = dict(enumerate(self._ref_counts))
+        held = {block: count for block, count in counts.items() if count}
+        assert held == references, (
+            f"blocks are counted otherwise than referred to: {held.items() ^ references.items()}"
+        )
+        unheld = counts.keys() - held.keys() - {NULL_BLOCK}
+        assert free == unheld, f"blocks are free and held, or neither: {free ^ unheld}"
         hashes = self._hashes
         assert not any(hashes[block] for block in self._empty), "an empty block has contents"
         assert all(hashes[block] for block in self._cached_free), "a cached block has none"

@@ -13,7 +13,7 @@ in step. Exercised by `pytest tests/unit/core/test_blocks.py`.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -202,7 +202,7 @@ class KVGroup:
 
     def check_integrity(self, holdings: Iterable[Holding]) -> None:
         """Prove that blocks, holdings, table and reservations agree. Raises AssertionError."""
-        references: dict[int, int] = defaultdict(int, Counter(self.copies.values()))
+        references = Counter(self.copies.values())
         num_reserved = 0
         for holding in holdings:
             size, num_behind = len(holding.blocks), holding.num_behind
@@ -210,9 +210,8 @@ class KVGroup:
             assert not any(holding.blocks[:num_behind]), "what was left behind is held"
             live = holding.live()
             assert NULL_BLOCK not in live, "the null block stands for a live one"
-            for block in live:
-                references[block] += 1
+            references.update(live)
             num_reserved += holding.num_reserved
-        self.pool.check_integrity(references)
+        self.pool.check_integrity(dict(references))
         assert num_reserved == self.pool.num_reserved, "reservations do not add up"
         assert num_reserved <= self.pool.num_free, "reserved blocks are not free"

@@ -144,6 +144,7 @@ class Simulation:
     scheduler: Scheduler = field(init=False)
     memory: list[list[list[int]]] = field(init=False)
     expected: dict[RequestId, list[int]] = field(default_factory=dict)
+    texts: dict[RequestId, list[int]] = field(default_factory=dict)
     peak_blocks: int = 0
     num_steps: int = 0
 
@@ -169,6 +170,7 @@ class Simulation:
     def add(self, request: Request) -> None:
         self.scheduler.add(request)
         self.expected[request.request_id] = fold(request.prompt_token_ids)
+        self.texts[request.request_id] = text_of(request, self.setting.stop_every)
 
     def step(self) -> bool:
         """One step with all its checks; False when there is nothing to do."""
@@ -273,16 +275,14 @@ class Simulation:
                 continue
             is_stop = expected[-1] % self.setting.stop_every == 0
             if is_stop or request.num_output_tokens == request.params.max_tokens:
-                assert request.output_token_ids == text_of(request, self.setting.stop_every), (
-                    "another text than alone"
-                )
+                assert request.output_token_ids == self.texts[request_id], "another text than alone"
                 self.scheduler.finish(request_id, FinishReason.LENGTH)
             elif self.setting.max_drafts:
                 request.draft_token_ids = self._drafts(request)
 
     def _drafts(self, request: Request) -> list[int]:
         """What will come, with mistakes."""
-        rest = text_of(request, self.setting.stop_every)[request.num_output_tokens :]
+        rest = self.texts[request.request_id][request.num_output_tokens :]
         rest = rest[: self.rng.randrange(self.setting.max_drafts + 1)]
         return [token if self.rng.random() < 0.7 else 0 for token in rest]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import random
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import pytest
 from hasten.core.request import RequestId
@@ -18,20 +20,29 @@ from tests.unit.core.simulation import (
 from tests.unit.core.workloads import WORKLOADS, ample, full_demand, pool_of_60_percent, serve
 
 NUM_WORKLOADS = 10_000
-NUM_PARTS = 10
+NUM_PARTS = 20
 
 
-@pytest.mark.parametrize("part", range(NUM_PARTS))
-def test_random_workloads(part: int) -> None:
-    """Windows, priorities, forks, drafts, aborts, scored prompts, tight pools: see `simulation`."""
+def run_part(part: int) -> tuple[int, int]:
+    """Every `NUM_PARTS`th workload; returns the numbers of preemptions and of cached tokens."""
     num_preemptions = num_cached = 0
     for seed in range(part, NUM_WORKLOADS, NUM_PARTS):
         simulation = run_random_workload(seed)
         num_preemptions += simulation.scheduler.num_preemptions
         num_cached += simulation.scheduler.num_cached_tokens
-    # Otherwise the workloads would prove nothing.
-    assert num_preemptions > 50
-    assert num_cached > 1000
+    return num_preemptions, num_cached
+
+
+def test_random_workloads() -> None:
+    """Windows, priorities, forks, drafts, aborts, scored prompts, tight pools: see `simulation`.
+
+    In processes of their own, as many as there are cores.
+    """
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as processes:
+        for num_preemptions, num_cached in processes.map(run_part, range(NUM_PARTS)):
+            # Otherwise the workloads would prove nothing.
+            assert num_preemptions > 25
+            assert num_cached > 500
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
