@@ -26,7 +26,7 @@ from hasten.core.loading import load_model
 from hasten.core.options import CacheOptions, EngineOptions, ExecutionOptions, ModelOptions
 from hasten.core.prompt_batch import PromptChunk, PromptLayout
 from hasten.evals.distribution import FullDistribution, divergence
-from hasten.evals.logits import TAP, with_logits_tap
+from hasten.evals.logits import TAP, with_taps
 from hasten.kernels.backend import get_backend
 from hasten.kernels.program import Capacity
 from rich.console import Console
@@ -86,7 +86,7 @@ def served(options: EngineOptions) -> Maker:
 
 def served_reader(binding: ModelBinding) -> Reader:
     """Reads the logits of every row, computed by the program that serves."""
-    program = with_logits_tap(binding.program)
+    program = with_taps(binding.program)
     layout = PromptLayout(program.kv_groups, 1, WINDOW_LEN, BLOCK_SIZE)
     step = binding.backend.compile(
         program,
