@@ -31,6 +31,7 @@ from hasten.core.plan import PlannedRequest, StepPlan
 from hasten.core.policy import WaitingQueue
 from hasten.core.preemption import choose_victim
 from hasten.core.request import FinishReason, RequestStatus
+from hasten.core.siblings import Siblings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -84,15 +85,13 @@ class Scheduler:
         self._forecast = forecast or Forecast(blocks)
         self._blocked: AdmissionQuote | None = None
         self._forecast_again = 0
-        self._leaders: dict[str, Request] = {}
-        self._followers: dict[str, list[Request]] = {}
+        self._siblings = Siblings()
         self._step_idx = 0
 
     @property
     def waiting(self) -> list[Request]:
         """Who waits: the queue in its order, then samples whose sibling computes their prompt."""
-        followers = [request for group in self._followers.values() for request in group]
-        return [*self._queue, *followers]
+        return [*self._queue, *self._siblings.followers]
 
     def check_fits(self, request: Request) -> str | None:
         """None, or why the request can never run, however empty the server is."""
@@ -125,14 +124,8 @@ class Scheduler:
         if reason is not None:
             raise ValueError(f"request {request.request_id}: {reason}")
         self.requests[request.request_id] = request
-        leader = self._leaders.get(request.group_id)
-        if leader is None:
-            if request.params.n > 1:
-                self._leaders[request.group_id] = request
-        elif leader.num_computed_tokens < leader.num_prompt_tokens:
-            self._followers.setdefault(request.group_id, []).append(request)
-            return
-        self._queue.push(request)
+        if self._siblings.add(request):
+            self._queue.push(request)
 
     def abort(self, request_id: RequestId) -> None:
         """Forget a request in whatever phase it is; an unknown id is ignored."""
@@ -149,11 +142,9 @@ class Scheduler:
             self._forecast_again = self._step_idx
         elif request in self._queue:
             self._queue.remove(request)
-        else:
-            self._followers[request.group_id].remove(request)
-        if self._leaders.get(request.group_id) is request:
-            self._release_followers(request)
-            del self._leaders[request.group_id]
+        heir = self._siblings.remove(request)
+        if heir is not None:
+            self._queue.push(heir)
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
 
@@ -282,15 +273,23 @@ class Scheduler:
             and not self._blocks.is_stale(blocked)
         ):
             return None
-        leader = self._leaders.get(request.group_id)
-        parent = leader if leader is not request else None
-        quote = self._blocks.quote(request, parent)
+        quote = self._blocks.quote(request, self._parent(request))
         if self._fits(quote):
             if self._forecast.fits(self.running, request, quote):
                 self._blocked = None
                 return quote
             self._forecast_again = self._step_idx + self._blocks.block_size
         self._blocked = quote
+        return None
+
+    def _parent(self, request: Request) -> Request | None:
+        """A running sibling to fork. The last to come is the one whose windows moved on least."""
+        if request.params.n == 1:
+            return None
+        position = request.num_prompt_tokens - 1
+        for other in reversed(self.running):
+            if other.group_id == request.group_id and other.num_computed_tokens >= position:
+                return other
         return None
 
     def _fits(self, quote: AdmissionQuote) -> bool:
@@ -369,7 +368,6 @@ class Scheduler:
         victim.num_computed_tokens = 0
         victim.draft_token_ids.clear()
         self._queue.push(victim)
-        self._release_followers(victim)
         self.num_preemptions += 1
         step.preempted.append(victim.request_id)
 
@@ -418,11 +416,6 @@ class Scheduler:
         if planned.num_drafts:
             request.draft_token_ids.clear()
             self._blocks.trim(request.request_id, len(request.token_ids))
-        if self._followers and end >= request.num_prompt_tokens:
-            self._release_followers(request)
-
-    def _release_followers(self, leader: Request) -> None:
-        """The samples that waited for the leader's prompt line up now."""
-        if self._leaders.get(leader.group_id) is leader:
-            for follower in self._followers.pop(leader.group_id, ()):
-                self._queue.push(follower)
+        if self._siblings and end >= request.num_prompt_tokens:
+            for sibling in self._siblings.release(request):
+                self._queue.push(sibling)

@@ -291,6 +291,7 @@ class Simulation:
         assert not self.scheduler.requests
         assert not self.scheduler.waiting
         assert not self.scheduler.running
+        assert not self.scheduler._siblings
         assert self.blocks.num_free_blocks == self.blocks.num_usable_blocks
 
 

@@ -31,12 +31,15 @@ class Server:
         policy: QueuePolicy | None = None,
         budget: ChunksOfThree | None = None,
         forecast: type[Forecast] = Forecast,
+        *,
+        enable_prefix_caching: bool = True,
     ) -> None:
         self.blocks = BlockManager(
             kv_plan((None,), num_blocks, SIZE),
             num_table_rows=max_num_seqs,
             max_model_len=128,
             max_chunk=max_num_batched_tokens,
+            enable_prefix_caching=enable_prefix_caching,
         )
         options = SchedulerOptions(
             max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
@@ -251,6 +254,41 @@ def test_samples_wait_for_their_prompt_and_compute_one_token() -> None:
     assert server.scheduler.num_computed_tokens == 22 + 4 + 4
 
 
+def test_many_samples_compute_their_prompt_once_though_two_run_at_a_time() -> None:
+    """Whoever of them runs can be forked, also when the first has ended long ago."""
+    server = Server(max_num_seqs=2, enable_prefix_caching=False)
+    samples = [make_request("a", tuple(range(22)), n=7, sample_idx=i) for i in range(7)]
+    server.add(*samples)
+    while server.scheduler.requests:
+        server.step()
+    assert server.scheduler.num_computed_tokens == 21 + 7 * 8
+
+
+def test_samples_wait_on_for_a_leader_that_is_preempted() -> None:
+    """It comes back before them anyway: they had better not compute its prompt beside it."""
+    server = Server(
+        num_blocks=12,
+        policy=PriorityFirst(),
+        budget=ChunksOfThree(),
+        forecast=Optimist,
+        enable_prefix_caching=False,
+    )
+    server.add(make_request("urgent", (1,) * 5, max_tokens=30))
+    server.step()
+    samples = [
+        make_request("a", tuple(range(32)), 4, 1, n=3, sample_idx=i, priority=1) for i in range(3)
+    ]
+    server.add(*samples)
+    while not server.scheduler.num_preemptions:
+        server.step()
+    assert samples[0].num_output_tokens == 0
+    assert samples[0].num_computed_at_preemption > 0
+    while server.scheduler.requests:
+        server.step()
+    num_computed = server.scheduler.num_computed_tokens - server.scheduler.num_recomputed_tokens
+    assert num_computed == 5 + 29 + 31 + 3 * 4
+
+
 @pytest.mark.parametrize("has_prompt", [False, True])
 def test_samples_whose_leader_is_gone_go_on(has_prompt: bool) -> None:
     server = Server()
@@ -264,6 +302,17 @@ def test_samples_whose_leader_is_gone_go_on(has_prompt: bool) -> None:
         server.step()
     assert [len(sample.output_token_ids) for sample in samples[1:]] == [8, 8]
     assert server.blocks.num_free_blocks == server.blocks.num_usable_blocks
+
+
+def test_the_next_sample_computes_the_prompt_when_the_first_is_gone() -> None:
+    server = Server(enable_prefix_caching=False)
+    samples = [make_request("a", tuple(range(22)), n=3, sample_idx=i) for i in range(3)]
+    server.add(*samples)
+    server.step()
+    server.scheduler.abort(samples[0].request_id)
+    while server.scheduler.requests:
+        server.step()
+    assert server.scheduler.num_computed_tokens == 16 + 21 + 2 * 8
 
 
 def test_aborts_in_every_phase_return_every_block() -> None:
