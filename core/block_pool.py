@@ -121,13 +121,6 @@ class BlockPool:
         if self._hashes[block] is not None:
             self._forget(block)
 
-    def forget_free(self) -> None:
-        """Empty every cached block that nobody refers to."""
-        while self._cached_free:
-            block, _ = self._cached_free.popitem(last=False)
-            self._forget(block)
-            self._empty.append(block)
-
     def check_integrity(self, references: Mapping[int, int]) -> None:
         """Prove the invariants, given how often each block is referred to from outside.
 

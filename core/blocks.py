@@ -14,8 +14,9 @@ step need them, never before.
     blocks   [ shared | shared | private  | private | private ]
                                ^ the block written next is private: whoever forked it copies it
 
-Not here: free lists and sharing (`core.block_pool`), windows (`core.kv_group`), what a block looks
-like in memory (the backends), who runs (`core.scheduler`). Exercised by
+Not here: free lists and sharing (`core.block_pool`), windows (`core.kv_group`), what is found
+in memory already (`core.prefix_cache`), what a block looks like there (the backends), who runs
+(`core.scheduler`). Exercised by
 `pytest tests/unit/core/test_blocks.py tests/unit/core/test_blocks_machine.py`.
 """
 
@@ -27,7 +28,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from hasten.core.block_pool import BlockPool
 from hasten.core.kv_group import Holding, KVGroup
-from hasten.core.prefix_hash import BlockHash, extend_chain, root_hash
+from hasten.core.prefix_cache import PrefixCache
+from hasten.core.prefix_hash import BlockHash, root_hash
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,9 +39,6 @@ if TYPE_CHECKING:
     from hasten.core.request import Request, RequestId
     from hasten.kernels.backend import KVPlan
     from hasten.kernels.step import I32
-
-NAMED_AT_ONCE = 64
-"""Blocks hashed before the next look into the prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +95,18 @@ class BlockManager:
     ) -> None:
         self.block_size = plan.block_size
         self.max_model_len = max_model_len
-        self.enable_prefix_caching = enable_prefix_caching
         max_blocks = -(-max_model_len // plan.block_size)
         self.tables: tuple[I32, ...] = tuple(
             np.zeros((num_table_rows, max_blocks), np.int32) for _ in plan.groups
         )
-        self._root = root_hash(b"", b"") if cache_root is None else cache_root
         self._groups = tuple(
             KVGroup(BlockPool(count), table, plan.block_size, spec.window, max_chunk)
             for count, table, spec in zip(plan.num_blocks, self.tables, plan.groups, strict=True)
         )
-        self._unwindowed = [group for group in self._groups if group.window is None]
-        self._windowed = [group for group in self._groups if group.window is not None]
+        root = root_hash(b"", b"") if cache_root is None else cache_root
+        self._cache = PrefixCache(
+            self._groups, plan.block_size, root, is_enabled=enable_prefix_caching
+        )
         self._rows = list(range(num_table_rows - 1, -1, -1))
         self._sequences: dict[RequestId, _Sequence] = {}
 
@@ -156,7 +155,7 @@ class BlockManager:
 
         `parent` is a request with the same prompt, to fork where that shares more.
         """
-        num_blocks, next_hash = self._match(request)
+        num_blocks, next_hash = self._cache.match(request)
         position = request.num_prompt_tokens - 1
         if (
             parent is not None
@@ -185,9 +184,7 @@ class BlockManager:
 
     def is_stale(self, quote: AdmissionQuote) -> bool:
         """Whether a block has been published since that would lengthen the quoted match."""
-        return quote.next_hash is not None and all(
-            group.pool.cached_block(quote.next_hash) is not None for group in self._groups
-        )
+        return quote.next_hash is not None and self._cache.has(quote.next_hash)
 
     def admit(self, request: Request, quote: AdmissionQuote) -> None:
         """Give `request` a table row, share what was quoted and reserve the rest.
@@ -248,73 +245,14 @@ class BlockManager:
 
     # The prefix cache -----------------------------------------------------------------------
 
-    def _uses_cache(self, request: Request) -> bool:
-        return self.enable_prefix_caching and request.uses_prefix_cache
-
-    def _match(self, request: Request) -> tuple[int, BlockHash | None]:
-        """How many leading blocks every group still has, and the name of the next one.
-
-        Never all of the request: its last token is always computed (there would be no logits
-        otherwise) and is never written into a shared block.
-        """
-        if not self._uses_cache(request):
-            return 0, None
-
-        limit = count = (request.num_tokens - 1) // self.block_size
-        if self._unwindowed:
-            count = self._match_unwindowed(request, limit)
-        else:
-            self._name_blocks(request, limit)
-        # What a window needs does not grow evenly with the length: all must agree on one length.
-        settled = -1
-        while settled != count:
-            settled = count
-            for group in self._windowed:
-                count = group.match_readable(request.block_hashes, count)
-        return count, request.block_hashes[count] if count < limit else None
-
-    def _match_unwindowed(self, request: Request, limit: int) -> int:
-        """How many leading blocks all groups without a window have.
-
-        Blocks are named a few at a time: most prompts match little, and those that match nothing
-        had better be named chunk by chunk while they are computed.
-        """
-        count, end = 0, min(limit, NAMED_AT_ONCE)
-        while count < end:
-            self._name_blocks(request, end)
-            chain = request.block_hashes
-            count = min(group.match_all(chain, count, end) for group in self._unwindowed)
-            end = min(limit, count + NAMED_AT_ONCE) if count == end else count
-        return count
-
-    def _name_blocks(self, request: Request, num_blocks: int) -> None:
-        extend_chain(
-            request.block_hashes,
-            num_blocks,
-            request.token_ids,
-            self.block_size,
-            root=self._root,
-            extra=request.cache_extra,
-        )
-
     def publish(self, request: Request) -> None:
         """Let others match the request's blocks whose tokens are all computed and accepted."""
-        if not self._uses_cache(request):
+        if not self._cache.serves(request):
             return
         sequence = self._sequences[request.request_id]
         num_full = request.num_computed_tokens // self.block_size
-        self._name_blocks(request, num_full)
-        for idx in range(sequence.num_published, num_full):
-            content = request.block_hashes[idx]
-            for group, holding in zip(self._groups, sequence.held, strict=True):
-                if idx >= holding.num_behind:
-                    group.pool.publish(holding.blocks[idx], content)
+        self._cache.publish(request, sequence.held, sequence.num_published, num_full)
         sequence.num_published = max(sequence.num_published, num_full)
-
-    def clear_prefix_cache(self) -> None:
-        """Forget every cached block that no running request holds."""
-        for group in self._groups:
-            group.pool.forget_free()
 
     # Growing and shrinking ------------------------------------------------------------------
 
@@ -383,7 +321,7 @@ class BlockManager:
             num_freed += num_single
             num_kept = min(num_kept, len(live) - num_single)
         num_computed = sequence.request.num_computed_tokens
-        if not self._uses_cache(sequence.request):
+        if not self._cache.serves(sequence.request):
             return num_freed, num_computed
         return num_freed, num_computed - num_kept * self.block_size
 
@@ -447,7 +385,7 @@ class BlockManager:
         blocks = sequence.held[group_id].blocks
         assert len(blocks) * self.block_size == sequence.num_slots, f"{request.request_id}: slots"
         tail = request.num_computed_tokens // self.block_size
-        self._name_blocks(request, tail)
+        self._cache.name_blocks(request, tail)
         for idx in range(sequence.held[group_id].num_behind, min(tail, len(blocks))):
             name = pool.hash_of(blocks[idx])
             assert name in {None, request.block_hashes[idx]}, f"block {blocks[idx]}: wrong name"

@@ -185,19 +185,6 @@ def test_prefix_caching_can_be_off() -> None:
     assert blocks.num_free_blocks == blocks.num_usable_blocks
 
 
-def test_clearing_forgets_what_nobody_holds() -> None:
-    blocks = manager()
-    kept, gone = make_request("a", (1,) * 9), make_request("b", (2,) * 9)
-    for request in (kept, gone):
-        admit(blocks, request)
-        compute(blocks, request)
-    blocks.free(gone.request_id)
-    blocks.clear_prefix_cache()
-    blocks.check_integrity()
-    assert blocks.quote(make_request("c", (1,) * 9)).num_shared_tokens == 8
-    assert blocks.quote(make_request("c", (2,) * 9)).num_shared_tokens == 0
-
-
 @pytest.mark.parametrize("num_prompt_tokens", [1, 4, 5, 6, 9])
 def test_a_fork_shares_all_but_the_last_prompt_token(num_prompt_tokens: int) -> None:
     blocks = manager(enable_prefix_caching=False)
