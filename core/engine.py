@@ -173,9 +173,6 @@ class Engine:
         plan = self._scheduler.schedule()
         if plan is None:
             return []
-        if not plan.requests:  # all it did was to preempt
-            self._scheduler.update(plan, {})
-            return []
         marks.append(perf_counter_ns())
         batch = self._batches.build(plan, self._scheduler.requests)
         marks.append(perf_counter_ns())

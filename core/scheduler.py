@@ -11,10 +11,9 @@ are all the same catching up.
                  4. blocks for drafts, from what is left over
     update():    tokens are appended, rejected drafts dropped, full blocks published
 
-A request is let in only if all its tokens so far fit; the blocks it does not take at once are
-reserved. When a running one needs a block and none is left, `core.preemption` names a victim, which
-comes back in its old place of the queue. Whoever is let in leaves a block for every running
-request, and `core.forecast` has to expect that all of them will find room to grow.
+A request is let in only if all its tokens so far fit and `core.admission` has no doubts; the blocks
+it does not take at once are reserved. When a running one needs a block and none is left,
+`core.preemption` names a victim, which comes back in its old place of the queue.
 
 Pure bookkeeping: no torch, no clock, no randomness. Exercised by
 `pytest tests/unit/core/test_scheduler.py tests/unit/core/test_scheduler_simulation.py`.
@@ -25,6 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from hasten.core.admission import Admission
 from hasten.core.forecast import Forecast
 from hasten.core.latency import EMPTY_STEP
 from hasten.core.plan import PlannedRequest, StepPlan
@@ -82,9 +82,7 @@ class Scheduler:
         self._policy = policy
         self._budget = budget
         self._queue = WaitingQueue(policy)
-        self._forecast = forecast or Forecast(blocks)
-        self._blocked: AdmissionQuote | None = None
-        self._forecast_again = 0
+        self._admission = Admission(blocks, forecast or Forecast(blocks))
         self._siblings = Siblings()
         self._step_idx = 0
 
@@ -138,8 +136,7 @@ class Scheduler:
         if request.status is RUNNING:
             self._blocks.free(request_id)
             self.running.remove(request)
-            self._forecast.note_end(request)
-            self._forecast_again = self._step_idx
+            self._admission.note_end(request)
         elif request in self._queue:
             self._queue.remove(request)
         heir = self._siblings.remove(request)
@@ -251,50 +248,12 @@ class Scheduler:
             request = self._queue.head()
             if request is None:
                 return
-            quote = self._quote_if_fits(request)
+            quote = self._admission.quote(request, self.running, self._step_idx)
             if quote is None:
                 return
             self._admit(request, quote)
             if not self._plan_chunk(step, request, is_last=not self._queue):
                 return
-
-    def _quote_if_fits(self, request: Request) -> AdmissionQuote | None:
-        """A quote that fits, now and by the forecast; or None.
-
-        Matching a long prompt with the cache takes time, and the head of the queue may have to
-        wait for many steps, so its last quote is kept until it fits or could become better. The
-        forecast changes when somebody ends, and little otherwise.
-        """
-        blocked = self._blocked
-        if (
-            blocked is not None
-            and blocked.request_id == request.request_id
-            and not (self._fits(blocked) and self._forecast_again <= self._step_idx)
-            and not self._blocks.is_stale(blocked)
-        ):
-            return None
-        quote = self._blocks.quote(request, self._parent(request))
-        if self._fits(quote):
-            if self._forecast.fits(self.running, request, quote):
-                self._blocked = None
-                return quote
-            self._forecast_again = self._step_idx + self._blocks.block_size
-        self._blocked = quote
-        return None
-
-    def _parent(self, request: Request) -> Request | None:
-        """A running sibling to fork. The last to come is the one whose windows moved on least."""
-        if request.params.n == 1:
-            return None
-        position = request.num_prompt_tokens - 1
-        for other in reversed(self.running):
-            if other.group_id == request.group_id and other.num_computed_tokens >= position:
-                return other
-        return None
-
-    def _fits(self, quote: AdmissionQuote) -> bool:
-        """With a block for every running request, so that nobody comes in by displacing another."""
-        return self._blocks.fits(quote, num_spare=len(self.running))
 
     def _admit(self, request: Request, quote: AdmissionQuote) -> None:
         self._queue.remove(request)
