@@ -1,7 +1,7 @@
 // paged_attention: every query against the cached keys and values of its request.
 //
 // Rows that share a KV head (the tokens of a task times the heads of the group) go together in
-// register tiles of kRowTile. Keys are walked in splits of kSplitLen from position 0; a split's
+// register tiles of kQueryTile. Keys are walked in splits of kSplitLen from position 0; a split's
 // softmax is complete in itself (maximum, sum, weighted values) and splits are merged from first to
 // last. That order depends on positions alone, so prefill, chunk, decode and verify agree in bits,
 // and splits may also run in parallel: whoever finishes a row's last one merges them.
@@ -59,8 +59,8 @@ HASTEN_INLINE void score_tiles(const uint32_t* q, int words, const uint8_t* cons
 
 // The first and last key (positions) that each row of a tile may read.
 struct RowLimits {
-  int first[kRowTile];
-  int last[kRowTile];
+  int first[kQueryTile];
+  int last[kQueryTile];
   int max_first;
   int min_last;
 };
@@ -198,9 +198,9 @@ class HeadTask {
     uint8_t* free = share.scratch;
     queries_ = take<uint32_t>(free, static_cast<size_t>(rows_) * words_);
     merged_ = take_state(free, rows_);
-    current_ = take_state(free, kRowTile);
-    scores_ = take<float[kSplitLen]>(free, kRowTile);
-    probs_ = take<uint32_t[kSplitLen]>(free, kRowTile);
+    current_ = take_state(free, kQueryTile);
+    scores_ = take<float[kSplitLen]>(free, kQueryTile);
+    probs_ = take<uint32_t[kSplitLen]>(free, kQueryTile);
   }
 
   int rows() const { return rows_; }
@@ -304,14 +304,14 @@ class HeadTask {
   void run_split(int split, const RowState* via) {
     SplitKeys keys = split_keys(split);
     const int end = keys.end;
-    for (int row = 0; row < rows_; row += kRowTile) {
-      const int count = rows_ - row < kRowTile ? rows_ - row : kRowTile;
+    for (int row = 0; row < rows_; row += kQueryTile) {
+      const int count = rows_ - row < kQueryTile ? rows_ - row : kQueryTile;
       const RowLimits limits = limits_of(row, count);
       const int last = limits.last[count - 1] - keys.origin + 1;
       keys.end = last < end ? last : end;
       if (via && keys.end <= keys.begin) continue;
       const RowState own = at(merged_, row, head_size_);
-      run_tile<kRowTile>(count, keys, limits, queries_ + row * words_, via ? *via : own);
+      run_tile<kQueryTile>(count, keys, limits, queries_ + row * words_, via ? *via : own);
       if (via) merge(own, *via, count, head_size_);
     }
   }

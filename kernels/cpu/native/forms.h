@@ -9,10 +9,16 @@ struct RowPlace {
   int lane;    // the row within it
 };
 
+// The height of a step's blocks of rows (the last may be lower). It changes no result.
+HASTEN_INLINE int tile_height(int num_rows) {
+  return num_rows <= 2 * kTallTile ? kTallTile : kRowTile;
+}
+
 HASTEN_INLINE RowPlace place_of(int row, int num_rows) {
-  const int block = row / kRowTile * kRowTile;
+  const int height = tile_height(num_rows);
+  const int block = row / height * height;
   const int left = num_rows - block;
-  return {block, left < kRowTile ? left : kRowTile, row - block};
+  return {block, left < height ? left : height, row - block};
 }
 
 // One block of int8 rows, `height` rows of it in use.

@@ -29,8 +29,8 @@ enum Form : unsigned {
   kF32 = 8,    // float32, for float32 weights
 };
 
-// The last three forms are laid out for the linear kernels: blocks of `kRowTile` rows (the last one
-// as high as what is left), and in a block word k of all its rows side by side, a word being four
+// The last three forms are laid out for the linear kernels: blocks of
+// `tile_height` rows (the last one as high as what is left), and in a block word k of all its rows side by side, a word being four
 // int8, two bfloat16 or one float32. The int8 block continues with [groups][rows] each of scales,
 // scaled sums, and integer sums.
 struct Buffer {
@@ -321,7 +321,7 @@ struct NoiseKey {
 // The kernels of one instruction set.
 struct KernelTable {
   const char* name;
-  int row_tile;
+  int row_multiple;  // a multiple of every height of blocks
   Kernel<EmbedOp> embed;
   Kernel<RmsNormOp> rms_norm;
   Kernel<LinearOp> linear;

@@ -318,7 +318,7 @@ void Program::run_thread(const Step& step, int thread) {
     slice.slice_rows = std::min(capacity_.max_logit_rows, step.num_logit_rows - slice.slice_begin);
     for (Node& node : head_) run_node(node, slice, slice.slice_rows, 0, thread);
     slice.slice_begin += slice.slice_rows;
-    team_.barrier();
+    team_.barrier(thread);
   }
 }
 
@@ -326,13 +326,13 @@ void Program::run_thread(const Step& step, int thread) {
 int Program::first_tail_row(const Step& step) const {
   int first = step.num_tokens;
   for (int l = 0; l < step.num_logit_rows; ++l) first = std::min(first, step.logit_rows[l]);
-  return first == step.num_tokens ? first : first / kernels_.row_tile * kernels_.row_tile;
+  return first == step.num_tokens ? first : first / kernels_.row_multiple * kernels_.row_multiple;
 }
 
 void Program::run_node(Node& node, const Step& step, int num_rows, int first_row, int thread) {
-  node.run(step, {thread, team_.size(), num_rows, first_row,
+  node.run(step, {thread, team_.width(), num_rows, first_row,
                   scratch_[static_cast<size_t>(thread)]->data(), node.next.get()});
-  team_.barrier();
+  team_.barrier(thread);
   // Nobody claims from this op again before another barrier: one follows every op and slice.
   if (thread == 0) node.next->store(0, std::memory_order_relaxed);
 }

@@ -28,6 +28,18 @@ void await_change(const std::atomic<int>& value, int old, int spins) {
   while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
 }
 
+// The same, and how long it took; short waits count as none, for reading the clock takes as long.
+Clock::duration time_change(const std::atomic<int>& value, int old, int spins) {
+  constexpr int kUntimedSpins = 50;
+  for (int i = 0; i < kUntimedSpins; ++i) {
+    if (value.load(std::memory_order_acquire) != old) return {};
+    pause();
+  }
+  const Clock::time_point start = Clock::now();
+  await_change(value, old, spins);
+  return Clock::now() - start;
+}
+
 // More threads than processors would only spin against each other.
 int spins_for(int num_threads) {
   const unsigned processors = std::thread::hardware_concurrency();
@@ -50,18 +62,31 @@ Team::~Team() {
 }
 
 void Team::run(const std::function<void(int)>& job) {
+  if (size_ == 1 || pace_.take_alone()) {
+    width_ = 1;
+    job(0);
+    return;
+  }
+  const Clock::time_point start = Clock::now();
+  width_ = size_;
+  waited_ = {};
   job_ = &job;
   job_count_.fetch_add(1, std::memory_order_release);
   job_count_.notify_all();
   job(0);
-  barrier();
+  barrier(0);
+  pace_.record(Clock::now() - start, waited_, size_);
 }
 
-void Team::barrier() {
-  if (size_ == 1) return;
+void Team::barrier(int thread) {
+  if (width_ == 1) return;
   const int generation = generation_.load(std::memory_order_relaxed);
   if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < size_) {
-    await_change(generation_, generation, spins_);
+    if (thread == 0) {
+      waited_ += time_change(generation_, generation, spins_);
+    } else {
+      await_change(generation_, generation, spins_);
+    }
     return;
   }
   arrived_.store(0, std::memory_order_relaxed);
@@ -74,7 +99,7 @@ void Team::work(int thread) {
     await_change(job_count_, seen, spins_ > 0 ? kIdleSpins : 0);
     if (is_stopping_) return;
     (*job_)(thread);
-    barrier();
+    barrier(thread);
   }
 }
 

@@ -2,15 +2,44 @@
 //
 // Waiting spins briefly, then sleeps: on a quiet machine a barrier costs a fraction of a
 // microsecond, and on a busy one a thread that lost its core does not keep the others burning
-// theirs. Between jobs the threads spin a little longer, as the next step is usually near.
+// theirs. Between jobs the threads spin a little longer, as the next step is usually near. Where
+// other programs keep the cores so busy that the threads mostly wait for each other, the caller
+// works alone for some jobs: results do not depend on the number of threads.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <thread>
 #include <vector>
 
 namespace hasten {
+
+using Clock = std::chrono::steady_clock;
+
+// Whether the team or the caller alone is faster, from how long the caller waited for the others.
+// Of n threads each does 1/n of the work, so alone it would take n times its own busy time.
+class Pace {
+ public:
+  // True while the caller should work alone; a job of the whole team follows now and then.
+  bool take_alone() { return alone_left_ > 0 && alone_left_-- > 0; }
+
+  void record(Clock::duration total, Clock::duration waited, int num_threads) {
+    if (waited * num_threads > total * (num_threads - 1)) {
+      alone_left_ = pause_;
+      pause_ = std::min(2 * pause_, kLongestPause);
+    } else {
+      pause_ = kShortestPause;
+    }
+  }
+
+ private:
+  static constexpr int kShortestPause = 8;  // jobs
+  static constexpr int kLongestPause = 64;
+  int alone_left_ = 0;
+  int pause_ = kShortestPause;
+};
 
 class Team {
  public:
@@ -21,17 +50,23 @@ class Team {
 
   int size() const { return size_; }
 
-  // Calls job(thread) on every thread, the caller being thread 0; returns when all are done.
+  // Threads of the running job.
+  int width() const { return width_; }
+
+  // Calls job(thread) on `width` threads, the caller being thread 0; returns when all are done.
   void run(const std::function<void(int)>& job);
 
   // Every thread of the running job must call it; what was written before is seen after.
-  void barrier();
+  void barrier(int thread);
 
  private:
   void work(int thread);
 
   const int size_;
   const int spins_;
+  int width_ = 1;
+  Pace pace_;
+  Clock::duration waited_{};  // by the caller, in this job's barriers
   const std::function<void(int)>* job_ = nullptr;
   bool is_stopping_ = false;
   alignas(64) std::atomic<int> job_count_{0};
