@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
+# Before anything imports torch: tiny models gain nothing from a second thread, and threads that
+# spin for work slow each other down many times on a busy machine. Tests of threads set their own.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+
 import pytest
 from hasten.kernels.backend import BACKENDS, available_backends
 
