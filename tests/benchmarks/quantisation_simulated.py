@@ -10,13 +10,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from hasten.core.loading import LoadedModel, load_model
-from hasten.core.models import weight_specs
 from hasten.evals.distribution import FullDistribution
 
 from tests.benchmarks.quantisation_quality import BASELINE, ROWS, Maker, Reader
+from tests.helpers.embedded_oracle import transformers_model
 
 Rounding = Callable[[torch.Tensor], torch.Tensor]
 
@@ -47,34 +46,15 @@ def reader(theirs: Any) -> Reader:
 
 def make_model(model: LoadedModel, attention: str = "sdpa") -> Any:
     """transformers' Llama with the model's dequantised weights, rounded to bf16."""
+    theirs = transformers_model(model)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.copy_(parameter.bfloat16())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
+        from transformers import AttentionInterface
 
     AttentionInterface.register("rounded_kv", rounded_kv_attention)
-    config = model.config
-    make: Any = LlamaForCausalLM
-    theirs = make(
-        LlamaConfig(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            num_hidden_layers=config.num_layers,
-            num_attention_heads=config.num_heads,
-            num_key_value_heads=config.num_kv_heads,
-            max_position_embeddings=config.max_position_embeddings,
-            rms_norm_eps=config.rms_norm_eps,
-            rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
-            tie_word_embeddings=True,
-        )
-    )
-    state: dict[str, torch.Tensor] = {}
-    for spec in weight_specs(config):
-        values = torch.from_numpy(model.weights[spec.name].dequantize()).bfloat16().float()
-        ends = np.cumsum([part.shape[0] for part in spec.parts]).tolist()
-        for part, end in zip(spec.parts, ends, strict=True):
-            state[part.key] = values[end - part.shape[0] : end]
-    theirs.load_state_dict(state, strict=False)
     theirs.set_attn_implementation(attention)
     return theirs.eval()
 
