@@ -8,7 +8,6 @@ can show (timings, repeats) is taken from the records themselves. Exercised by
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from hasten.evals.blocks.invariance import InvarianceResult
@@ -16,7 +15,7 @@ from hasten.evals.blocks.serving import ServingResult
 from hasten.evals.gate import overall
 from hasten.evals.memory import RememberingTarget
 from hasten.evals.pair import Pair
-from hasten.evals.record import Measured, Record
+from hasten.evals.record import Measured, Record, now
 from hasten.evals.run import judge
 from hasten.evals.target import CannotMeasureError
 
@@ -55,7 +54,7 @@ class Comparison:
         blocks = [self._measure(block, pair) for block in suite.blocks]
         judgements = judge(suite, blocks)
         return Record(
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            created=now(),
             suite=suite,
             baseline=self.first.candidate,
             candidate=self.second.candidate,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SCHEMA = "hasten.evals.record/1"
+
+
+def now() -> str:
+    """The time for `Record.created`, fine enough that two runs of one process sort as they ran."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
 class RecordError(ValueError):

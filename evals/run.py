@@ -7,7 +7,6 @@ only what is not remembered as answers. Exercised by `pytest tests/unit/evals/te
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,7 +15,7 @@ from hasten.evals.blocks import BlockResult
 from hasten.evals.blocks.serving import ServingBlock
 from hasten.evals.canonical import content_hash
 from hasten.evals.gate import Measure, overall
-from hasten.evals.record import Measured, Record
+from hasten.evals.record import Measured, Record, now
 from hasten.evals.target import CannotMeasureError
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ class Run:
         blocks = [self._measure(block) for block in self.suite.blocks]
         judgements = judge(self.suite, blocks)
         return Record(
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            created=now(),
             suite=self.suite,
             baseline=self.pair.baseline.configuration,
             candidate=self.pair.candidate.configuration,
