@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+from hasten.api.cli.bench_startup import startup
+from hasten.api.cli.bench_sweep import sweep
+from hasten.api.cli.figures import json_option, write_json
 from hasten.api.cli.flags import FlagCommand, build_options
 from hasten.api.engine_bench import LatencyOptions, ThroughputOptions
 from hasten.core.options import EngineOptions
 from hasten.evals.load.bench import LoadOptions
-
-_json_option = click.option(
-    "--json", "json_path", type=click.Path(path_type=Path), help="Write figures here."
-)
 
 
 @click.group()
@@ -25,7 +24,7 @@ def bench() -> None:
 @bench.command(cls=FlagCommand, option_classes=(LoadOptions,))
 @click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="The server.")
 @click.option("--api-key", envvar="HASTEN_API_KEY", show_envvar=True, help="Its bearer token.")
-@_json_option
+@json_option
 def serve(url: str, api_key: str | None, json_path: Path | None, **values: Any) -> None:
     """Load any OpenAI-compatible server and measure what its clients see.
 
@@ -50,14 +49,14 @@ def serve(url: str, api_key: str | None, json_path: Path | None, **values: Any) 
                 options,
                 lambda done, total: bar.update(task, completed=done, total=total),
             )
-        _write_json(json_path, summary)
+        write_json(json_path, summary)
     except (LoadError, OSError) as error:
         raise click.ClickException(str(error)) from error
     Console().print(summary_table(summary))
 
 
 @bench.command(cls=FlagCommand, option_classes=(EngineOptions, LatencyOptions))
-@_json_option
+@json_option
 def latency(json_path: Path | None, **values: Any) -> None:
     """Time the parts of a step while 1, 4, 16 ... requests decode.
 
@@ -73,14 +72,14 @@ def latency(json_path: Path | None, **values: Any) -> None:
     try:
         backend = get_backend(engine.execution.kernels, engine.execution.num_threads)
         rows = list(measure_latency(BenchEngine(engine), options, backend))
-        _write_json(json_path, rows)
+        write_json(json_path, rows)
     except (ValueError, OSError) as error:
         raise click.ClickException(str(error)) from error
     Console().print(latency_table(rows))
 
 
 @bench.command(cls=FlagCommand, option_classes=(EngineOptions, ThroughputOptions))
-@_json_option
+@json_option
 def throughput(json_path: Path | None, **values: Any) -> None:
     """Run many requests at once through an engine in this process, as fast as it goes."""
     engine = build_options(EngineOptions, values)
@@ -95,14 +94,11 @@ def throughput(json_path: Path | None, **values: Any) -> None:
         with Progress(console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task("requests", total=options.num_requests)
             result = measure_throughput(bench_engine, options, partial(bar.advance, task))
-        _write_json(json_path, result)
+        write_json(json_path, result)
     except (ValueError, OSError) as error:
         raise click.ClickException(str(error)) from error
     Console().print(throughput_table(result))
 
 
-def _write_json(path: Path | None, figures: object) -> None:
-    if path is not None:
-        import msgspec
-
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(figures)) + b"\n")
+bench.add_command(startup)
+bench.add_command(sweep)

@@ -145,11 +145,21 @@ def _without_none(hint: Any) -> type:
 
 
 class FlagCommand(click.Command):
-    """A command whose flags come from option classes, shown in one section for each."""
+    """A command whose flags come from option classes, shown in one section for each.
 
-    def __init__(self, *args: Any, option_classes: tuple[type, ...], **kwargs: Any) -> None:
+    `without`: fields that the command sets itself.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        option_classes: tuple[type, ...],
+        without: frozenset[str] = frozenset(),
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
-        self._flags = [flag for options in option_classes for flag in flags_of(options)]
+        flags = (flag for options in option_classes for flag in flags_of(options))
+        self._flags = [flag for flag in flags if flag.name not in without]
         self.params += [flag.to_click() for flag in self._flags]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

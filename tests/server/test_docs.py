@@ -93,3 +93,16 @@ def test_the_flags_that_the_pages_name_exist() -> None:
         text = (ROOT / page).read_text(encoding="utf-8")
         for flag in re.findall(r"`(--[a-z-]+)", text):
             assert flag in known, (page, flag)
+
+
+def test_the_commands_of_bench_parse() -> None:
+    from click.testing import CliRunner
+    from hasten.api.cli.main import main
+
+    lines = "".join(examples("docs/bench.md", "sh")).splitlines()
+    assert lines
+    for line in lines:
+        name, *arguments = shlex.split(line)
+        assert name == "hasten"
+        result = CliRunner().invoke(main, [*arguments, "--help"])
+        assert result.exit_code == 0, (line, result.output)
