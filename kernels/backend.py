@@ -56,7 +56,15 @@ class Executable(Protocol):
         ...
 
     def tap(self, name: str) -> npt.NDArray[np.float32]:
-        """The tapped rows of the last step, [T, width]."""
+        """The tapped rows of the last step: [T, width], or [L, width] of a buffer of logit rows.
+
+        Of logit rows that exceed `Capacity.max_logit_rows`, only the last slice. Valid until the
+        next step.
+        """
+        ...
+
+    def set_input(self, name: str, rows: npt.NDArray[np.float32]) -> None:
+        """Give the [T, width] rows of an input of the program, for the next step."""
         ...
 
 

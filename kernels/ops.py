@@ -394,6 +394,23 @@ class GatherRows(Op):
 
 
 @dataclass(frozen=True, slots=True)
+class Input(Op):
+    """out = the rows that the caller gave for this step (`Executable.set_input`)."""
+
+    name: ClassVar[str] = "input"
+    out: Buffer
+
+    def reads(self) -> tuple[Buffer, ...]:
+        return ()
+
+    def writes(self) -> tuple[Buffer, ...]:
+        return (self.out,)
+
+    def check(self) -> None:
+        _require(self.out.rows is Rows.TOKENS, self.name, "inputs have T rows")
+
+
+@dataclass(frozen=True, slots=True)
 class Tap(Op):
     """out = x, kept until the next step and readable by the caller (`Executable.tap`)."""
 

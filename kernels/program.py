@@ -87,8 +87,8 @@ class Capacity:
 class Program:
     """The recorder. Valid to compile once `finish` has returned.
 
-    `taps` maps a name to the buffer whose [T, width] rows a caller reads after a step (hidden
-    states for a drafter head).
+    `taps` maps a name to the buffer whose rows a caller reads after a step, `inputs` to one whose
+    [T, width] rows a caller writes before it (hidden states for a drafter head).
     """
 
     vocab_size: int
@@ -96,6 +96,7 @@ class Program:
     ops: list[Op] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
     taps: dict[str, Buffer] = field(default_factory=dict)
+    inputs: dict[str, Buffer] = field(default_factory=dict)
 
     def buffer(self, name: str, rows: Rows, width: int, dtype: DType) -> Buffer:
         """Declare a buffer; its contents are undefined until an op writes it."""
@@ -131,6 +132,17 @@ class Program:
         kept = self.buffer(f"tap.{name}", source.rows, source.width, source.dtype)
         self.add(Tap(x=source, out=kept))
         self.taps[name] = kept
+
+    def input(self, name: str, width: int, dtype: DType) -> Buffer:
+        """Rows [T, width] that the caller gives under `name` before each step."""
+        from hasten.kernels.ops import Input
+
+        if name in self.inputs:
+            raise ValueError(f"input {name!r} is recorded twice")
+        given = self.buffer(f"input.{name}", Rows.TOKENS, width, dtype)
+        self.add(Input(given))
+        self.inputs[name] = given
+        return given
 
     def split(self) -> tuple[tuple[Op, ...], tuple[Op, ...]]:
         """The ops of the body (T rows) and of the head (L rows, from the gather on)."""

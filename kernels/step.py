@@ -49,7 +49,11 @@ class SparseRows:
 
 @dataclass(slots=True)
 class SamplingRows:
-    """One sampling record per logit row (see `ops.Sample` for their meaning)."""
+    """One sampling record per logit row (see `ops.Sample` for their meaning).
+
+    Masks may be written by another thread while the model runs, so whoever samples waits until
+    `masks_ready` says so.
+    """
 
     temperature: F32  # [L], 0 = greedy
     top_k: I32  # [L], 0 = off
@@ -67,6 +71,7 @@ class SamplingRows:
     bias: SparseRows | None = None  # token -> added to its logit; -inf forbids it
     mask_idx: I32 | None = None  # [L] row of `masks`, -1 = none
     masks: U32 | None = None  # [M, ceil(vocab / 32)], bit id % 32 of word id // 32 = allowed
+    masks_ready: I32 | None = None  # [1], nonzero once `masks` are written; None: they are already
 
 
 @dataclass(slots=True)

@@ -97,6 +97,7 @@ class Program:
         bias: tuple[_I32, _I32, _F32] | None,
         mask_idx: _I32 | None,
         masks: npt.NDArray[np.uint32] | None,
+        masks_ready: _I32 | None,
         num_top: int,
         out_token_ids: _I32,
         out_logprobs: _F32,

@@ -22,6 +22,7 @@ from hasten.kernels.backend import UnsupportedOpError
 from hasten.kernels.cpu.lowering import Lowering, parts_of, weight_format
 from hasten.kernels.cpu.packing import GROUP, INPUT_FORMS, integer_format
 from hasten.kernels.dtypes import DType
+from hasten.kernels.program import Rows
 from hasten.kernels.step import MAX_LOGPROBS, StepResult
 from hasten.kernels.weights import StackedWeight
 
@@ -107,6 +108,8 @@ class CpuBackend:
             return _why_not_attention(op)
         if isinstance(op, ops.Embed) and isinstance(weights[op.table], StackedWeight):
             return "the table is stacked from several matrices"
+        if isinstance(op, ops.AddScaled) and op.scale != 1.0:
+            return f"scaled by {op.scale}"
         return None if isinstance(op, _IMPLEMENTED) else f"{op.name} is not implemented"
 
     def activation_group(self, weight: Weight, dtype: DType) -> int | None:
@@ -161,19 +164,27 @@ class CpuBackend:
             program, weights, target, self._native.Arena(), capacity.max_model_len, wants_int8
         )
         lowering.run()
-        taps = {
-            name: lowering.buffer_ids[buffer.buffer_id] for name, buffer in program.taps.items()
-        }
-        return CpuExecutable(target, capacity, taps)
+        ids = lowering.buffer_ids
+        taps = {name: (ids[buffer.buffer_id], buffer.rows) for name, buffer in program.taps.items()}
+        inputs = {name: ids[buffer.buffer_id] for name, buffer in program.inputs.items()}
+        return CpuExecutable(target, capacity, taps, inputs)
 
 
 class CpuExecutable:
     """A program bound to packed weights and a KV cache."""
 
-    def __init__(self, target: _native.Program, capacity: Capacity, taps: dict[str, int]) -> None:
+    def __init__(
+        self,
+        target: _native.Program,
+        capacity: Capacity,
+        taps: Mapping[str, tuple[int, Rows]],
+        inputs: Mapping[str, int],
+    ) -> None:
         self._target = target
-        self._taps = taps
-        self._num_tokens = 0
+        self._taps = {name: (target.rows(idx), rows) for name, (idx, rows) in taps.items()}
+        self._inputs = {name: target.rows(idx) for name, idx in inputs.items()}
+        self._num_rows = {Rows.TOKENS: 0, Rows.LOGITS: 0}
+        self._max_logit_rows = capacity.max_logit_rows
         rows = capacity.max_tokens
         self._token_ids = np.zeros(rows, np.int32)
         self._logprobs = np.zeros(rows, np.float32)
@@ -223,13 +234,15 @@ class CpuExecutable:
             _sparse(sampling.bias),
             sampling.mask_idx,
             sampling.masks,
+            sampling.masks_ready,
             num_top,
             self._token_ids,
             self._logprobs,
             top_ids,
             top_logprobs,
         )
-        self._num_tokens = batch.num_tokens
+        last_slice = (num_rows - 1) % self._max_logit_rows + 1 if num_rows else 0
+        self._num_rows = {Rows.TOKENS: batch.num_tokens, Rows.LOGITS: last_slice}
         return StepResult(
             self._token_ids[:num_rows],
             self._logprobs[:num_rows],
@@ -238,7 +251,11 @@ class CpuExecutable:
         )
 
     def tap(self, name: str) -> npt.NDArray[np.float32]:
-        return self._target.rows(self._taps[name])[: self._num_tokens]
+        data, rows = self._taps[name]
+        return data[: self._num_rows[rows]]
+
+    def set_input(self, name: str, rows: npt.NDArray[np.float32]) -> None:
+        self._inputs[name][: len(rows)] = rows
 
 
 _IMPLEMENTED = (
@@ -249,6 +266,8 @@ _IMPLEMENTED = (
     ops.ActMul,
     ops.GatherRows,
     ops.Tap,
+    ops.Input,
+    ops.AddScaled,
     ops.Sample,
 )
 

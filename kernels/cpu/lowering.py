@@ -47,8 +47,8 @@ F32Array = npt.NDArray[np.float32]
 ACTIVATIONS = {ops.Activation.SILU: 1, ops.Activation.GELU_TANH: 2}
 """As `Activation` in native/ops.h, 0 being none."""
 
-PLAIN_ONLY = (ops.RopeStoreKV,)
-"""Ops that write in place, so their rows get further forms in an op of their own."""
+PLAIN_ONLY = (ops.RopeStoreKV, ops.Input, ops.AddScaled)
+"""Ops that write plain rows, which get further forms in an op of their own."""
 
 
 def weight_format(weight: Matrix, x: Buffer, *, wants_int8: bool) -> WeightFormat:
@@ -126,7 +126,7 @@ class Lowering:
         op = self.program.ops[index]
         needs: dict[int, Form] = {}
         for buffer in op.writes():
-            forms = Form.PLAIN if isinstance(op, ops.Tap) else Form(0)
+            forms = Form.PLAIN if isinstance(op, ops.Tap | ops.Input) else Form(0)
             for reader in self._readers(index, buffer):
                 forms |= self._input_forms(self.program.ops[reader], buffer)
             needs[buffer.buffer_id] = forms
@@ -301,6 +301,15 @@ class Lowering:
     def _gather_rows(self, op: ops.GatherRows, forms: dict[int, Form]) -> None:
         self.target.gather_rows(self._id(op.x), self._id(op.out), forms[op.out.buffer_id])
 
+    def _add_scaled(self, op: ops.AddScaled, _: dict[int, Form]) -> None:
+        """As what a norm does to its residual; the norm itself is thrown away."""
+        ones = np.ones(op.x.width, np.float32)
+        unused = self.target.add_buffer(op.x.width, op.x.rows is Rows.LOGITS, Form.PLAIN)
+        self.target.rms_norm(self._id(op.x), self._id(op.out), ones, 1.0, unused, Form.PLAIN)
+
+    def _input(self, op: ops.Input, forms: dict[int, Form]) -> None:
+        """Nothing: the executable has put the rows there."""
+
     def _tap(self, op: ops.Tap, forms: dict[int, Form]) -> None:
         self.target.form(self._id(op.x), self._id(op.out), forms[op.out.buffer_id])
 
@@ -316,6 +325,8 @@ class Lowering:
         ops.ActMul: _act_mul,
         ops.GatherRows: _gather_rows,
         ops.Tap: _tap,
+        ops.Input: _input,
+        ops.AddScaled: _add_scaled,
         ops.Sample: _sample,
     }
 

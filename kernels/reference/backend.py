@@ -16,6 +16,7 @@ from hasten.kernels.reference import (
     embed,
     gather_rows,
     grouped_linear,
+    input,  # noqa: A004 (named as its op)
     linear,
     norm_columns,
     paged_attention,
@@ -53,6 +54,7 @@ _MODULES: dict[type[ops.Op], ModuleType] = {
     ops.GatherRows: gather_rows,
     ops.ScaleLogits: scale_logits,
     ops.Tap: tap,
+    ops.Input: input,
     foreign.ForeignBody: foreign_nodes,
     foreign.ForeignHead: foreign_nodes,
     ops.Sample: sample,

@@ -33,6 +33,7 @@ class ReferenceExecutable:
         self._logit_buffers = self._activations(program, Rows.LOGITS)
         self._per_step = tuple(binder.per_step_values.values())
         self._taps = {name: binder.activation(buffer) for name, buffer in program.taps.items()}
+        self._inputs = {name: binder.activation(buffer) for name, buffer in program.inputs.items()}
 
     def run(self, batch: StepBatch) -> StepResult:
         """Compute one step. Raises ValueError when the batch exceeds the capacity compiled for,
@@ -49,9 +50,13 @@ class ReferenceExecutable:
         return _join(self._binder.results)
 
     def tap(self, name: str) -> npt.NDArray[np.float32]:
-        """The tapped rows of the last step, [T, width]."""
+        """See `kernels.backend.Executable`."""
         rows: npt.NDArray[np.float32] = self._taps[name].rows.float().cpu().numpy()
         return rows
+
+    def set_input(self, name: str, rows: npt.NDArray[np.float32]) -> None:
+        """See `kernels.backend.Executable`."""
+        self._inputs[name].data[: len(rows)] = torch.from_numpy(rows)
 
     def _run_body(self, num_tokens: int) -> None:
         for buffer in self._token_buffers:

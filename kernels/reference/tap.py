@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hasten.kernels.program import Rows
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -15,8 +13,8 @@ if TYPE_CHECKING:
     from hasten.kernels.weights import Weight
 
 
-def supports(op: ops.Tap, _weights: Mapping[WeightName, Weight]) -> str | None:
-    return None if op.x.rows is Rows.TOKENS else "taps keep token rows, not logit rows"
+def supports(_op: ops.Tap, _weights: Mapping[WeightName, Weight]) -> str | None:
+    return None
 
 
 def bind(op: ops.Tap, binder: Binder) -> Kernel:

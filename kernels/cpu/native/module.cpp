@@ -285,7 +285,8 @@ class BoundProgram {
            const Vector<int32_t>& table_rows, const Vector<int32_t>& logit_rows,
            const nb::tuple& groups, const nb::tuple& sampling, const nb::object& counts,
            const nb::object& bias, const std::optional<Vector<int32_t>>& mask_idx,
-           const std::optional<Matrix<uint32_t>>& masks, int num_top,
+           const std::optional<Matrix<uint32_t>>& masks,
+           const std::optional<Vector<int32_t>>& masks_ready, int num_top,
            const MutableVector<int32_t>& out_token_ids, const MutableVector<float>& out_logprobs,
            const MutableVector<int32_t>& out_top_ids, const MutableVector<float>& out_top_logprobs) {
     Step step;
@@ -310,6 +311,10 @@ class BoundProgram {
       step.sampling.masks = masks->data();
       step.sampling.num_masks = static_cast<int>(masks->shape(0));
       step.sampling.mask_words = static_cast<int>(masks->shape(1));
+    }
+    if (masks_ready) {
+      require(masks_ready->size() == 1, "masks_ready is one number");
+      step.sampling.masks_ready = masks_ready->data();
     }
     const size_t rows = logit_rows.size(), tops = rows * static_cast<size_t>(num_top);
     require(num_top >= 0 && out_token_ids.size() >= rows && out_logprobs.size() >= rows &&
@@ -481,6 +486,7 @@ NB_MODULE(_native, m) {
       .def_prop_ro("isa", &BoundProgram::isa)
       .def("run", &BoundProgram::run, "token_ids"_a, "positions"_a, "query_starts"_a, "seq_lens"_a,
            "table_rows"_a, "logit_rows"_a, "groups"_a, "sampling"_a, "counts"_a.none(),
-           "bias"_a.none(), "mask_idx"_a.none(), "masks"_a.none(), "num_top"_a, "out_token_ids"_a,
+           "bias"_a.none(), "mask_idx"_a.none(), "masks"_a.none(), "masks_ready"_a.none(), "num_top"_a,
+           "out_token_ids"_a,
            "out_logprobs"_a, "out_top_ids"_a, "out_top_logprobs"_a);
 }

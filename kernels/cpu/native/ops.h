@@ -223,6 +223,9 @@ struct SamplingRows {
   const uint32_t* masks = nullptr;
   int num_masks = 0;
   int mask_words = 0;
+  // Nonzero once the masks are written, which another thread does while the model runs; null: they
+  // are written already.
+  const int32_t* masks_ready = nullptr;
 };
 
 // Query rows of one request that share a KV head, and the keys they may read.

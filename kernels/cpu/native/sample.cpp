@@ -4,8 +4,10 @@
 // until they are enough, and only they are ordered.
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <limits>
+#include <thread>
 
 #include "ops.h"
 
@@ -73,10 +75,19 @@ class RowSampler {
       }
     }
     if (mask >= 0) {
+      wait_for_masks();
       vocab_.forbid(adjusted, size_, rows_.masks + static_cast<size_t>(mask) * rows_.mask_words);
     }
     logits_ = adjusted;
     vocab_.largest(logits_, size_, &largest_, &largest_token_);
+  }
+
+  // Masks are rarely late, and then by microseconds: sleeping leaves the processor to their writer.
+  void wait_for_masks() const {
+    if (rows_.masks_ready == nullptr) return;
+    while (__atomic_load_n(rows_.masks_ready, __ATOMIC_ACQUIRE) == 0) {
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
   }
 
   void penalize(float* adjusted) const {
