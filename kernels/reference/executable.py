@@ -56,7 +56,8 @@ class ReferenceExecutable:
 
     def set_input(self, name: str, rows: npt.NDArray[np.float32]) -> None:
         """See `kernels.backend.Executable`."""
-        self._inputs[name].data[: len(rows)] = torch.from_numpy(rows)
+        with torch.inference_mode():
+            self._inputs[name].data[: len(rows)] = torch.from_numpy(rows)
 
     def _run_body(self, num_tokens: int) -> None:
         for buffer in self._token_buffers:

@@ -104,6 +104,9 @@ class FaultyExecutable:
             rows[0, 0] = np.nan
         return rows
 
+    def set_input(self, name: str, rows: F32) -> None:
+        self._inner.set_input(name, rows)
+
 
 @pytest.mark.parametrize(
     ("fault", "op", "complaint"),

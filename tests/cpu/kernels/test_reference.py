@@ -163,13 +163,6 @@ def test_unknown_dtypes_are_refused_by_name() -> None:
         )
 
 
-def test_a_tap_in_the_head_is_refused() -> None:
-    program = Program(vocab_size=4, kv_groups=())
-    rows = program.buffer("rows", Rows.LOGITS, 4, DType.F32)
-    tap = ops.Tap(rows, rows)
-    assert ReferenceBackend().supports(tap, {}) == "taps keep token rows, not logit rows"
-
-
 def test_an_op_outside_the_table_is_refused() -> None:
     class Unheard(ops.Op):
         name = "unheard"
