@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+from hasten.core.protocols import MaskJob
 from hasten.core.sampling_state import RowEdits, SlotParameters
 from hasten.kernels.step import GroupTables, SamplingRows, SparseRows, StepBatch
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hasten.core.plan import PlannedRequest, StepPlan
+    from hasten.core.protocols import Grammars
     from hasten.core.request import Request, RequestId
     from hasten.core.sampling_state import Entries
     from hasten.kernels.program import Capacity
@@ -42,8 +44,16 @@ class BlockTables(Protocol):
 class BatchBuilder:
     """Builds the batches of one engine; the arrays of a batch are valid until the next `build`."""
 
-    def __init__(self, capacity: Capacity, vocab_size: int, blocks: BlockTables) -> None:
+    def __init__(
+        self,
+        capacity: Capacity,
+        vocab_size: int,
+        blocks: BlockTables,
+        grammars: Grammars | None = None,
+    ) -> None:
         self._blocks = blocks
+        self._grammars = grammars
+        self._constrained: set[int] = set()
         self._shift = blocks.block_size.bit_length() - 1
         num_slots = len(blocks.tables[0])
         self._owners: list[Request | None] = [None] * num_slots
@@ -105,6 +115,9 @@ class BatchBuilder:
         self._edits.pop(slot, None)
         if RowEdits.needed_by(request.params):
             self._edits[slot] = RowEdits(request)
+        self._constrained.discard(slot)
+        if request.params.grammar:
+            self._constrained.add(slot)
         self._scoring.discard(slot)
         if request.scores_prompt:
             self._scoring.add(slot)
@@ -155,6 +168,9 @@ class BatchBuilder:
         )
         if self._params.any_mask:
             sampling.mask_idx, sampling.masks = ints[3], self._params.masks
+        if not self._constrained.isdisjoint(slots):
+            sampling.mask_idx = ints[3]
+            self._begin_masks(planned, requests, slots, sampling)
         if not self._scoring.isdisjoint(slots):
             self._score_prompts(planned, requests, sampling)
         if not self._edits.keys().isdisjoint(slots):
@@ -180,6 +196,34 @@ class BatchBuilder:
             sampling.target_ids[rows] = request.token_ids[scored.start : scored.stop]
             sampling.num_logprobs[rows] = request.params.prompt_logprobs or 0
 
+    def _begin_masks(
+        self,
+        planned: Sequence[PlannedRequest],
+        requests: Mapping[RequestId, Request],
+        slots: list[int],
+        sampling: SamplingRows,
+    ) -> None:
+        """Give rows that a grammar rules masks, which are written while the model runs."""
+        assert self._grammars is not None
+        assert sampling.mask_idx is not None
+        jobs: list[MaskJob] = []
+        num_masks = end = 0
+        for p, slot in zip(planned, slots, strict=True):
+            end += p.num_logit_rows
+            request = requests[p.request_id]
+            if slot not in self._constrained or not chooses_tokens(p, request):
+                continue
+            num_rows = p.num_drafts + 1
+            jobs.append(MaskJob(request, request.draft_token_ids[: p.num_drafts], num_masks))
+            first = len(self._owners) + num_masks
+            sampling.mask_idx[end - num_rows : end] = np.arange(first, first + num_rows)
+            num_masks += num_rows
+        sampling.masks = self._params.reserve_masks(num_masks)
+        sampling.masks_ready = np.zeros(1, np.int32)
+        begin = len(self._owners)
+        rows = sampling.masks[begin : begin + num_masks]
+        self._grammars.begin_masks(jobs, rows, sampling.masks_ready)
+
     def _edit_rows(
         self,
         planned: Sequence[PlannedRequest],
@@ -195,13 +239,18 @@ class BatchBuilder:
             end += p.num_logit_rows
             edits = self._edits.get(slot)
             request = requests[p.request_id]
-            if edits is None or p.start + p.num_tokens - p.num_drafts < request.num_tokens:
+            if edits is None or not chooses_tokens(p, request):
                 continue
             drafts = request.draft_token_ids[: p.num_drafts]
             counts[end - p.num_drafts - 1 : end] = edits.counts(drafts)
             bias[end - p.num_drafts - 1 : end] = edits.bias(drafts)
         sampling.counts = _sparse(counts)
         sampling.bias = _sparse(bias)
+
+
+def chooses_tokens(planned: PlannedRequest, request: Request) -> bool:
+    """Whether the step reaches the end of what is accepted, so that its last rows choose tokens."""
+    return planned.start + planned.num_tokens - planned.num_drafts >= request.num_tokens
 
 
 def scored_prompt_tokens(planned: PlannedRequest, request: Request) -> range:

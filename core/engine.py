@@ -16,10 +16,12 @@ from dataclasses import dataclass, fields
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from hasten.core.batch import BatchBuilder
+from hasten.core.batch import BatchBuilder, chooses_tokens
 from hasten.core.draft_counters import MAX_DEPTH, DraftCounters
+from hasten.core.grammar_gate import GrammarGate
 from hasten.core.latency import StepShape
 from hasten.core.messages import RequestRefused, Stats
+from hasten.core.request import FinishReason
 from hasten.core.samples import make_samples
 from hasten.core.validation import why_refused
 from hasten.core.verify import num_kept
@@ -30,8 +32,8 @@ if TYPE_CHECKING:
     from hasten.core.blocks import BlockManager
     from hasten.core.messages import AddRequest, EngineReady, TokenOutput
     from hasten.core.plan import StepPlan
-    from hasten.core.protocols import Executor, Speculator, StepObserver
-    from hasten.core.request import FinishReason, RequestId
+    from hasten.core.protocols import Executor, Grammars, Speculator, StepObserver
+    from hasten.core.request import RequestId
     from hasten.core.samples import Sample
     from hasten.core.scheduler import Scheduler
     from hasten.core.validation import ModelLimits
@@ -89,6 +91,7 @@ class EngineParts:
     ready: EngineReady
     observer: StepObserver | None = None
     speculator: Speculator | None = None
+    grammars: Grammars | None = None
 
 
 @dataclass(slots=True)
@@ -108,7 +111,10 @@ class Engine:
         self._scheduler = parts.scheduler
         self._executor = parts.executor
         self._limits = parts.limits
-        self._batches = BatchBuilder(parts.capacity, parts.limits.vocab_size, parts.blocks)
+        self._gate = GrammarGate(parts.grammars)
+        self._batches = BatchBuilder(
+            parts.capacity, parts.limits.vocab_size, parts.blocks, parts.grammars
+        )
         self._samples: dict[RequestId, Sample] = {}
         self._open: dict[str, dict[int, RequestId]] = {}
         self._arrivals = 0
@@ -132,7 +138,7 @@ class Engine:
                 field="request_id",
                 message=f"request id {request.request_id!r} is in use",
             )
-        refused = why_refused(request, self._limits)
+        refused = why_refused(request, self._limits) or self._gate.why_refused(request)
         if refused is not None:
             name, message = refused
             return RequestRefused(request_id=request.request_id, field=name, message=message)
@@ -145,7 +151,8 @@ class Engine:
         }
         for sample in samples:
             self._samples[sample.request_id] = sample
-            self._scheduler.add(sample.request)
+            if not self._gate.holds(sample.request):
+                self._scheduler.add(sample.request)
         self._arrivals += len(samples)
         self._counters.num_prompt_tokens += len(request.prompt_token_ids)
         return None
@@ -169,9 +176,12 @@ class Engine:
 
         Raises what the executor raises; the engine is not usable afterwards.
         """
+        for request in self._gate.release():
+            self._scheduler.add(request)
         marks = [perf_counter_ns()]
         plan = self._scheduler.schedule()
         if plan is None:
+            self._gate.wait()
             return []
         marks.append(perf_counter_ns())
         batch = self._batches.build(plan, self._scheduler.requests)
@@ -225,9 +235,12 @@ class Engine:
             sample = self._samples[planned.request_id]
             request = sample.request
             sample.collect_prompt_scores(planned, begin, result)
-            if planned.start + planned.num_tokens - planned.num_drafts < request.num_tokens:
+            if not chooses_tokens(planned, request):
                 continue
             row = end - planned.num_drafts - 1
+            if self._gate.has_failed(request):
+                outcomes.append(_Outcome(sample, chosen[row : row + 1], row, FinishReason.ERROR))
+                continue
             kept = num_kept(chosen[row:end], request.draft_token_ids[: planned.num_drafts])
             num_right = kept - 1
             kept, reason = sample.stop.cut(chosen[row : row + kept], request.num_output_tokens)
@@ -260,6 +273,7 @@ class Engine:
         del opened[request.sample_idx]
         if not opened:
             del self._open[request.group_id]
+        self._gate.forget(request)
         if self._parts.speculator is not None:
             self._parts.speculator.forget(request.request_id)
 

@@ -40,6 +40,9 @@ class GenerationParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     Raises InvalidParameterError when a field is out of range. `logprobs` and `prompt_logprobs`
     are None (none) or how many alternatives to report beside the token's own (0..20).
     `bad_words` are token sequences whose last token is forbidden where the ones before it stand.
+    `grammar` is what the output must follow, in the form that the engine's `Grammars` takes; empty
+    for anything. It decides where the output ends, and which tokens there are, so parameters that
+    decide the same cannot be given beside it.
     """
 
     max_tokens: int
@@ -62,6 +65,7 @@ class GenerationParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     speculative: Speculative = Speculative()
+    grammar: str = ""
 
     def __post_init__(self) -> None:
         _check_range("max_tokens", self.max_tokens, 1, None)
@@ -93,6 +97,13 @@ class GenerationParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
                 _check_range(field, count, 0, MAX_LOGPROBS)
         if self.speculative.max_depth is not None:
             _check_range("speculative.max_depth", self.speculative.max_depth, 0, MAX_DEPTH)
+        if self.grammar:
+            self._check_grammar_alone()
+
+    def _check_grammar_alone(self) -> None:
+        for field in ("ignore_eos", "min_tokens", "bad_words", "allowed_token_ids"):
+            if getattr(self, field):
+                raise InvalidParameterError(field, "cannot be combined with structured output")
 
     @property
     def terminal_token_ids(self) -> frozenset[int]:

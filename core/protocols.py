@@ -6,15 +6,16 @@ scripted implementations by `pytest tests/unit/core/test_engine.py`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hasten.core.latency import StepShape, StepTimeModel
+    from hasten.core.messages import EngineReady
     from hasten.core.options import EngineOptions
     from hasten.core.request import Request, RequestId
-    from hasten.kernels.step import StepBatch, StepResult
+    from hasten.kernels.step import I32, U32, StepBatch, StepResult
 
 
 class Executor(Protocol):
@@ -60,6 +61,54 @@ class Speculator(Protocol):
         ...
 
 
+class MaskJob(NamedTuple):
+    """The rows of one request that want masks: behind its accepted tokens, and behind each draft.
+
+    They are rows [first_row, first_row + len(drafts) + 1) of the step's masks.
+    """
+
+    request: Request
+    drafts: Sequence[int]
+    first_row: int
+
+
+class Grammars(Protocol):
+    """Says which tokens may follow where an output must follow a grammar (`params.grammar`).
+
+    A mask is a function of the request's parameters and of the tokens before the row. Whatever
+    takes time happens in threads of its own, beside the model.
+    """
+
+    def prepare(self, request: Request) -> None:
+        """Begin to compile the grammar of a request that has arrived."""
+        ...
+
+    def is_ready(self, request_id: RequestId) -> bool:
+        """Whether that has ended, well or not."""
+        ...
+
+    def wait(self, timeout_s: float) -> None:
+        """Return once something that was begun has ended, or after the timeout."""
+        ...
+
+    def failure(self, request_id: RequestId) -> str | None:
+        """Why the request cannot go on; None when it can."""
+        ...
+
+    def begin_masks(self, jobs: Sequence[MaskJob], masks: U32, ready: I32) -> None:
+        """Begin to write all rows of `masks` [M, ceil(vocab / 32)], and then 1 into `ready` [1].
+
+        Each row allows some token, also those of a request that fails. The requests do not change
+        until `ready` is set.
+        """
+        ...
+
+    def forget(self, request_id: RequestId) -> None:
+        """The request has ended: drop what is kept for it. Unknown ids are ignored."""
+        ...
+
+
 if TYPE_CHECKING:
     SpeculatorFactory = Callable[[EngineOptions, StepTimeModel], Speculator | None]
     """Makes the speculator that options ask for; None when they ask for none."""
+    GrammarsFactory = Callable[[EngineOptions, EngineReady], Grammars]

@@ -167,7 +167,8 @@ class SlotParameters:
         self.floats = np.zeros((6, num_slots), np.float32)
         self.ints = np.zeros((4, num_slots), np.int32)  # top_k, sample_idx, num_logprobs, mask_idx
         self.seeds = np.zeros(num_slots, np.uint64)
-        self.masks: U32 | None = None  # [num_slots, ceil(vocab / 32)], made by the first that asks
+        # [num_slots + rows of grammars, ceil(vocab / 32)], made by the first that asks
+        self.masks: U32 | None = None
         self._has_mask = np.zeros(num_slots, np.bool_)
 
     @property
@@ -198,12 +199,20 @@ class SlotParameters:
         """Columns of `slots`: floats [6, L], ints [4, L], seeds [L]."""
         return self.floats.take(slots, 1), self.ints.take(slots, 1), self.seeds.take(slots)
 
-    def _write_mask(self, slot: int, allowed: I32) -> None:
+    def reserve_masks(self, num_rows: int) -> U32:
+        """All masks: those of the slots, and behind them `num_rows` or more for others."""
+        num_wanted = len(self.seeds) + num_rows
         if self.masks is None:
-            self.masks = np.zeros((len(self.seeds), -(-self._vocab_size // 32)), np.uint32)
-        self.masks[slot] = 0
+            self.masks = np.zeros((num_wanted, -(-self._vocab_size // 32)), np.uint32)
+        elif len(self.masks) < num_wanted:
+            self.masks = np.resize(self.masks, (2 * num_wanted, self.masks.shape[1]))
+        return self.masks
+
+    def _write_mask(self, slot: int, allowed: I32) -> None:
+        mask = self.reserve_masks(0)[slot]
+        mask[:] = 0
         bits = np.left_shift(np.uint32(1), (allowed % 32).astype(np.uint32))
-        np.bitwise_or.at(self.masks[slot], allowed // 32, bits)
+        np.bitwise_or.at(mask, allowed // 32, bits)
 
 
 def _has_penalties(params: GenerationParams) -> bool:
