@@ -319,6 +319,7 @@ def _ready(binding: ModelBinding, plan: MemoryPlan, options: EngineOptions) -> E
         vocab_size=binding.program.vocab_size,
         num_kv_tokens=plan.num_kv_tokens,
         config_hash=config_hash(binding, options),
+        identity=binding.identity(),
     )
 
 

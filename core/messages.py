@@ -103,7 +103,8 @@ class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """Sent once, when the engine can take requests.
 
     `generation_defaults` are the sampling parameters that the model's authors recommend (from
-    `generation_config.json`, by the names of `GenerationParams`).
+    `generation_config.json`, by the names of `GenerationParams`). `identity` is what of the model
+    may change a result (`ModelBinding.identity`).
     """
 
     model_name: str
@@ -113,6 +114,7 @@ class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     vocab_size: int
     num_kv_tokens: int
     config_hash: str
+    identity: dict[str, str] = {}
 
 
 class EngineFailed(msgspec.Struct, frozen=True, tag="failed"):

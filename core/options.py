@@ -181,8 +181,20 @@ class ServerOptions:
     api_key: str | None = option(None, "require this bearer token")
     shutdown_timeout_s: float = option(30.0, "how long open requests may finish after SIGTERM")
     stall_timeout_s: float = option(60.0, "end an engine that hangs in one step for so long")
+    require_eval: str | None = option(
+        None, "serve only what has a passing `evals run` record of this suite"
+    )
+    eval_store: str | None = option(
+        None, "folder of those records, if not $HASTEN_EVAL_STORE or the user's own"
+    )
+    eval_key_file: str | None = option(None, "file with the key that must have signed the record")
 
     def __post_init__(self) -> None:
         _require(0 <= self.port <= 65535, "--port must be from 0 to 65535")
+        for name in ("eval_store", "eval_key_file"):
+            _require(
+                self.require_eval is not None or getattr(self, name) is None,
+                f"--{name.replace('_', '-')} goes with --require-eval",
+            )
         _require(self.shutdown_timeout_s >= 0, "--shutdown-timeout-s must not be negative")
         _require(self.stall_timeout_s > 0, "--stall-timeout-s must be positive")
