@@ -2,7 +2,8 @@
 
 1. Bind the port, so that a port in use is known before a model is loaded.
 2. Answer HTTP at once: `/health` is well, `/ready` and requests say that the model loads.
-3. Start the engine process and load the text half meanwhile; then announce that it serves.
+3. Start the engine process and load the text half meanwhile; look up its evaluation where one is
+   required; then announce that it serves.
 4. On SIGTERM or SIGINT: not ready; open requests may finish until the deadline, then end with the
    reason. A second signal ends at once.
 5. When the engine dies: its open requests have failed, `/health` says so for a moment, and the
@@ -27,6 +28,7 @@ import uvicorn
 import uvloop
 from hasten.api.client import EXIT_GRACE_S, EngineClient
 from hasten.api.engine_process import DEFAULT_FACTORY
+from hasten.api.eval_gate import EvalRequiredError, require_eval
 from hasten.api.http.app import create_app
 from hasten.api.http.connections import PunctualProtocol
 from hasten.api.http.metrics import Metrics
@@ -194,8 +196,23 @@ class Server:
             engine.cancel()
             await asyncio.gather(engine, return_exceptions=True)
             raise
+        await self._require_eval(client, tokenizer)
         text_model = TextModel(tokenizer, template, client.info, options.model.seed)
         return ServedModel(client, text_model, options, self._service.metrics)
+
+    async def _require_eval(self, client: EngineClient, tokenizer: TextCodec) -> None:
+        """Raises ServerStartError, with the engine ended, where a required evaluation is missing."""
+        try:
+            line = await asyncio.to_thread(
+                require_eval, self._engine_options, client.info.identity, tokenizer, self._options
+            )
+        except BaseException as error:
+            await client.close()
+            if isinstance(error, EvalRequiredError):
+                raise ServerStartError(str(error)) from error
+            raise
+        if line:
+            logger.info(line)
 
     def _load_text(self) -> tuple[TextCodec, ChatTemplate | None]:
         tokenizer = self._parts.load_tokenizer(self._engine_options)
