@@ -1,4 +1,4 @@
-"""The configuration of an engine, with or without starting it.
+"""The configuration of an engine, from what the engine says of itself and the text around it.
 
 `hasten serve --require-eval` asks `check_evaluated` before it is ready. Exercised by
 `pytest tests/evals/test_engine_configuration.py`.
@@ -10,15 +10,17 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hasten.api.text.tokenizer import Tokenizer, load_tokenizer
-from hasten.core.build import ModelBinding
 from hasten.evals.canonical import content_hash
 from hasten.evals.configuration import Configuration, environment_parts
 from hasten.evals.store import Store, default_root
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hasten.api.text import TextCodec
     from hasten.core.options import EngineOptions
     from hasten.evals.record import Record
+    from hasten.evals.suite import Suite
 
 _PROBES = (
     "The quick brown fox, 1234567890 times: don't you see?",
@@ -29,58 +31,56 @@ _PROBES = (
 
 
 def describe(
-    binding: ModelBinding,
+    identity: Mapping[str, str],
     options: EngineOptions,
-    tokenizer: Tokenizer,
+    tokenizer: TextCodec,
     template: str,
     damage: str = "",
 ) -> Configuration:
-    """Whatever can change an answer. The name is for people; the parts decide."""
+    """Whatever can change an answer. The name is for people; the parts decide.
+
+    `identity` is that of the model on its backend (`ModelBinding.identity`).
+    """
     model = options.model
     quantization = model.quantization or "as stored"
     probes = [tokenizer.encode(text, add_special_tokens=False) for text in _PROBES]
     parts = {
         **environment_parts(),
-        **binding.identity(),
+        **identity,
         "tokenizer": content_hash(probes),
         "chat_template": hashlib.sha256(template.encode()).hexdigest(),
         "quantization": quantization,
         "speculation": options.speculation.spec_method,
     }
-    name = f"{model.model} ({_short(binding)}, {quantization})"
+    name = f"{model.model} ({_short(identity)}, {quantization})"
     if damage:
         return Configuration(f"{name} with {damage}", {**parts, "damage": damage})
     return Configuration(name, parts)
 
 
-def _short(binding: ModelBinding) -> str:
-    kv, activations = binding.kv_format.key, binding.activation_dtype.value
-    return f"{binding.backend.name}, {activations}{'' if kv == activations else f', KV {kv}'}"
+def _short(identity: Mapping[str, str]) -> str:
+    kv, activations = identity["kv_cache"], identity["activations"]
+    return f"{identity['kernels']}, {activations}{'' if kv == activations else f', KV {kv}'}"
 
 
-def template_source(options: EngineOptions, tokenizer: Tokenizer) -> str:
+def template_source(options: EngineOptions, tokenizer: TextCodec) -> str:
     """The chat template that these options serve with; empty if there is none."""
     if options.model.chat_template is not None:
         return Path(options.model.chat_template).read_text(encoding="utf-8")
-    return tokenizer.chat_template or ""
-
-
-def configuration_of(options: EngineOptions) -> Configuration:
-    """The configuration of an engine that was not started: weights are mapped, not computed with.
-
-    Raises LoadError, ConfigurationError.
-    """
-    binding = ModelBinding.load(options)
-    tokenizer = load_tokenizer(options.model.tokenizer or options.model.model)
-    return describe(binding, options, tokenizer, template_source(options, tokenizer))
+    return tokenizer.info.chat_template or ""
 
 
 def check_evaluated(
-    options: EngineOptions, suite: str, store: Path | None = None, key: bytes | None = None
+    configuration: Configuration,
+    suite: Suite,
+    store: str | None = None,
+    key: bytes | None = None,
 ) -> Record:
-    """The passing record of exactly this configuration under `suite`.
+    """The newest passing record of exactly this configuration under exactly this suite.
 
-    `store` defaults to the user's; with a `key`, records that it did not sign do not count. Raises
-    NotEvaluatedError, whose message says what differs from the nearest record that passes.
+    `store` is a folder, by default the user's; with a `key`, records that it did not sign do not
+    count. Raises NotEvaluatedError, whose message says what the nearest record that passes has
+    otherwise.
     """
-    return Store(store or default_root(), key).require_pass(suite, configuration_of(options))
+    root = default_root() if store is None else Path(store)
+    return Store(root, key).require_pass(suite, configuration)

@@ -75,7 +75,7 @@ class EngineTarget:
         engine = _build(self._binding, self._plan, options, damage)
         self._driver = EngineDriver(engine, self._tokenizer, self._binding.model.eos_token_ids)
         self.configuration = describe(
-            self._binding, options, self._tokenizer, self._template, damage.name
+            self._binding.identity(), options, self._tokenizer, self._template, damage.name
         )
 
     @cached_property

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 from hasten.core.loading.cache import cache_folder
@@ -22,6 +22,9 @@ from hasten.evals.configuration import Configuration, ConfigurationHash, differe
 from hasten.evals.gate import Verdict
 from hasten.evals.journal import Journal
 from hasten.evals.record import Record, RecordError, read_record
+
+if TYPE_CHECKING:
+    from hasten.evals.suite import Suite
 
 SideName = Literal["baseline", "candidate"]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -123,16 +126,22 @@ class Store:
         record = self.find(reference)
         return None if record is None else record.candidate
 
-    def require_pass(self, suite: str, candidate: Configuration) -> Record:
-        """The newest passing record of exactly this configuration under the suite called `suite`.
+    def require_pass(self, suite: Suite, candidate: Configuration) -> Record:
+        """The newest record of exactly this configuration under exactly this suite, if it passes.
 
         Raises NotEvaluatedError saying what the nearest record differs in.
         """
-        records = [record for record in self.records() if record.suite.name == suite]
-        exact = [r for r in records if r.candidate.hash == candidate.hash]
+        namesakes = [record for record in self.records() if record.suite.name == suite.name]
+        records = [record for record in namesakes if record.suite.hash == suite.hash]
+        if namesakes and not records:
+            raise NotEvaluatedError(
+                f"no record is of this {suite.name!r} suite: those there are used other blocks or "
+                "limits"
+            )
+        exact = [record for record in records if record.candidate.hash == candidate.hash]
         if exact and exact[-1].verdict is Verdict.PASS:
             return exact[-1]
-        raise NotEvaluatedError(_why_not(suite, candidate, records, exact))
+        raise NotEvaluatedError(_why_not(suite.name, candidate, records, exact))
 
     def _journal(self, path: Path, *, keep: bool) -> Journal:
         if path not in self._journals:

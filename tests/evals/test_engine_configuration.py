@@ -1,54 +1,20 @@
-"""The configuration that serving asks for is the one that evaluation recorded."""
+"""The configuration of an engine says whatever can change an answer, and nothing else."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
+from hasten.api.text.tokenizer import load_tokenizer
+from hasten.core.build import ModelBinding
+from hasten.core.options import EngineOptions
 from hasten.evals.cli.targets import engine_options
-from hasten.evals.configuration import differences
-from hasten.evals.engine_configuration import check_evaluated, configuration_of
+from hasten.evals.configuration import Configuration, differences
+from hasten.evals.engine_configuration import describe, template_source
 from hasten.evals.engine_target import EngineTarget
-from hasten.evals.gate import Verdict
-from hasten.evals.record import Record
-from hasten.evals.store import NotEvaluatedError, Store
-from hasten.evals.suite import load_suite
 
 
-def passing(target: EngineTarget) -> Record:
-    return Record(
-        created="2024-01-01T00:00:00+00:00",
-        suite=load_suite("quick"),
-        baseline=target.configuration,
-        candidate=target.configuration,
-        data={},
-        blocks=[],
-        judgements=[],
-        verdict=Verdict.PASS,
-    )
-
-
-def test_an_engine_not_started_has_the_configuration_of_one_that_is(
-    embedded: EngineTarget, flags: str
-) -> None:
-    assert configuration_of(engine_options("embedded", flags)) == embedded.configuration
-
-
-def test_serving_needs_a_pass_of_exactly_this_configuration(
-    embedded: EngineTarget, flags: str, tmp_path: Path
-) -> None:
-    options = engine_options("embedded", flags)
-    with pytest.raises(NotEvaluatedError, match="no passing 'quick' record"):
-        check_evaluated(options, "quick", tmp_path)
-    Store(tmp_path).save(passing(embedded))
-    assert check_evaluated(options, "quick", tmp_path).verdict is Verdict.PASS
-    with pytest.raises(NotEvaluatedError, match="no passing"):
-        check_evaluated(options, "quick", tmp_path, key=b"secret")
-    template = tmp_path / "template.jinja"
-    template.write_text("{{ messages[0]['content'] }}")
-    changed = engine_options("embedded", f"{flags} --chat-template {template}")
-    with pytest.raises(NotEvaluatedError, match=r"nearest differs in chat_template: \w+ here"):
-        check_evaluated(changed, "quick", tmp_path)
+def configuration_of(options: EngineOptions) -> Configuration:
+    tokenizer = load_tokenizer(options.model.tokenizer or options.model.model)
+    identity = ModelBinding.load(options).identity()
+    return describe(identity, options, tokenizer, template_source(options, tokenizer))
 
 
 def test_what_changes_answers_changes_the_configuration(embedded: EngineTarget, flags: str) -> None:

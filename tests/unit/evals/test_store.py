@@ -2,10 +2,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from hasten.evals.configuration import Configuration, differences, environment_parts, source_hash
 from hasten.evals.record import RecordError
 from hasten.evals.store import NamedBaseline, NotEvaluatedError, Store, StoreError
+from hasten.evals.suite import load_suite
 
 from tests.unit.evals.fakes import FakeTarget
 from tests.unit.evals.runs import SUITE, opened, run
@@ -45,15 +47,20 @@ def test_a_side_gets_a_name(root: Path) -> None:
 def test_a_passing_record_of_exactly_this_configuration_is_required(root: Path) -> None:
     store = Store(root)
     good = FakeTarget("good", noise=0.01).configuration
-    assert store.require_pass(SUITE.name, good).candidate == good
+    assert store.require_pass(SUITE, good).candidate == good
     bad = FakeTarget("bad", noise=0.5).configuration
     with pytest.raises(NotEvaluatedError, match="says fail"):
-        store.require_pass(SUITE.name, bad)
+        store.require_pass(SUITE, bad)
     other = FakeTarget("good", noise=0.02).configuration
     with pytest.raises(NotEvaluatedError, match=r"differs in noise: 0\.02 here, 0\.01 there"):
-        store.require_pass(SUITE.name, other)
-    with pytest.raises(NotEvaluatedError, match="no passing 'full' record"):
-        store.require_pass("full", good)
+        store.require_pass(SUITE, other)
+    with pytest.raises(NotEvaluatedError, match="no passing 'quick' record"):
+        store.require_pass(load_suite("quick"), good)
+    lenient = msgspec.structs.replace(SUITE, alpha=0.4)
+    with pytest.raises(NotEvaluatedError, match="used other blocks or limits"):
+        store.require_pass(lenient, good)
+    with pytest.raises(NotEvaluatedError, match="no passing 'small' record"):
+        Store(root, key=b"who did not sign").require_pass(SUITE, good)
 
 
 def test_a_damaged_record_hides_no_other(root: Path, tmp_path: Path) -> None:
