@@ -200,6 +200,15 @@ class EngineClient:
         """Stop one sample; outputs of it that are on the way may still come."""
         self._send(AbortRequests([request_id], sample_idx))
 
+    def abort(self, request_id: str, reason: str) -> bool:
+        """End an open request with RequestAbortedError(reason); False when it is not open."""
+        queue = self._streams.get(request_id)
+        if queue is None:
+            return False
+        queue.put_nowait(RequestAbortedError(reason))
+        self._send(AbortRequests([request_id]))
+        return True
+
     def abort_all(self, reason: str) -> None:
         """End every open request with RequestAbortedError(reason)."""
         request_ids = list(self._streams)

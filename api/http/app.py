@@ -5,7 +5,7 @@ Exercised by `pytest tests/unit/api/test_app.py tests/server`.
 
 from __future__ import annotations
 
-import hmac
+from contextlib import ExitStack
 from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -67,33 +67,20 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        refusal = self._refusal(scope)
-        if refusal is not None:
-            await refusal.response()(scope, receive, send)
-        elif scope["path"] in _GENERATION_PATHS:
-            self._service.num_active += 1
+        with ExitStack() as stack:
             try:
-                await self._app(scope, receive, send)
-            finally:
-                self._service.num_active -= 1
-        else:
+                self._check_key(scope)
+                if scope["path"] in _GENERATION_PATHS:
+                    stack.enter_context(self._service.work())
+            except ApiError as refusal:
+                await refusal.response()(scope, receive, send)
+                return
             await self._app(scope, receive, send)
 
-    def _refusal(self, scope: Scope) -> ApiError | None:
-        path = scope["path"]
-        if path not in _OPEN_PATHS and not self._is_authorized(scope):
-            return ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
-        if path in _GENERATION_PATHS and (reason := self._service.why_not_ready):
-            return ApiError(503, reason, code="not_ready")
-        return None
-
-    def _is_authorized(self, scope: Scope) -> bool:
-        if self._service.api_key is None:
-            return True
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        expected = b"Bearer " + self._service.api_key.encode()
-        # Constant time: how long it takes tells nothing of how much of a guess is right.
-        return hmac.compare_digest(given, expected)
+    def _check_key(self, scope: Scope) -> None:
+        if scope["path"] not in _OPEN_PATHS:
+            given = (value for name, value in scope["headers"] if name == b"authorization")
+            self._service.check_key(next(given, b""))
 
 
 def _json(body: object, status: int = 200) -> Response:
