@@ -26,11 +26,14 @@ NUM_TIMES = 3
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 SEND = """
 import sys, time, httpx
-url, path = sys.argv[1:]
-body = open(path, "rb").read()
-begin = time.perf_counter()
-answer = httpx.post(url, content=body, timeout=60)
-print(answer.status_code, round(1000 * (time.perf_counter() - begin)), "ms")
+with httpx.Client(timeout=60) as client:
+    print("ready", flush=True)
+    for line in sys.stdin:
+        url, path = line.split()
+        body = open(path, "rb").read()
+        begin = time.perf_counter()
+        answer = client.post(url, content=body)
+        print(answer.status_code, round(1000 * (time.perf_counter() - begin)), "ms", flush=True)
 """
 
 
@@ -71,16 +74,39 @@ async def stream(client: httpx.AsyncClient, gaps: list[float]) -> None:
                 last_s = now_s if line else last_s
 
 
-async def send(url: str, path: Path) -> str:
-    """From another process, whose work does not stop this one's clock."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", SEND, url, str(path), stdout=asyncio.subprocess.PIPE
-    )
-    shown, _ = await process.communicate()
-    return shown.decode().strip()
+class Sender:
+    """Another process, whose work does not stop this one's clock. It starts before the clock."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(cls) -> Sender:
+        pipe = asyncio.subprocess.PIPE
+        command = (sys.executable, "-c", SEND)
+        sender = cls(await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe))
+        assert await sender._read() == "ready"
+        return sender
+
+    async def send(self, url: str, path: Path) -> str:
+        """The status and how long the answer took."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{url} {path}\n".encode())
+        await self._process.stdin.drain()
+        return await self._read()
+
+    async def stop(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        await self._process.wait()
+
+    async def _read(self) -> str:
+        assert self._process.stdout is not None
+        return (await self._process.stdout.readline()).decode().strip()
 
 
 async def measure(base_url: str, folder: Path) -> None:
+    sender = await Sender.start()
     for name, (endpoint, content) in inputs().items():
         path = folder / "body"
         path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
@@ -89,12 +115,13 @@ async def measure(base_url: str, folder: Path) -> None:
             streaming = asyncio.create_task(stream(client, gaps))
             await asyncio.sleep(3.0)
             quiet, num_quiet = max(gaps, default=0.0), len(gaps)
-            answers = [await send(base_url + endpoint, path) for _ in range(NUM_TIMES)]
+            answers = [await sender.send(base_url + endpoint, path) for _ in range(NUM_TIMES)]
             beside = max(gaps[num_quiet:], default=0.0)
             streaming.cancel()
             await asyncio.gather(streaming, return_exceptions=True)
         figures = f"quiet {quiet * 1e3:5.0f} ms   beside {beside * 1e3:5.0f} ms"
         print(f"{name:22} {figures}   {answers[-1]}", flush=True)  # noqa: T201  the output
+    await sender.stop()
 
 
 def main() -> None:
