@@ -1,16 +1,19 @@
 """Data from files: found, hashed, and read strictly.
 
-External sets are never shipped: they are read from a folder that the user names. A bad row is an
-error with file and line. Exercised by `pytest tests/unit/evals/test_rows.py`.
+External sets are never shipped: they are read from a folder that the user names, or by the package
+`datasets` (see `hub`). A bad row is an error with file and line. Exercised by
+`pytest tests/unit/evals/test_rows.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
+from hasten.evals import hub
 from hasten.evals.canonical import content_hash
 from hasten.evals.configuration import file_hash
 
@@ -40,6 +43,12 @@ class ContinuationRow(msgspec.Struct, frozen=True):
 
     context: str
     continuation: str
+
+
+class TextRow(msgspec.Struct, frozen=True):
+    """A piece of a longer text."""
+
+    text: str
 
 
 class PromptRow(msgspec.Struct, frozen=True):
@@ -95,7 +104,12 @@ class DataFolder:
         return path
 
     def texts(self, name: str) -> list[tuple[str, str]]:
-        """(name, text) of a text file, or of every .txt file of a folder, in name order."""
+        """(name, text) of a text file, or of every .txt file of a folder, in name order.
+
+        Of a data set, the column `text` of all rows, joined.
+        """
+        if name.startswith(hub.PREFIX):
+            return [(name, "".join(row.text for row in self.rows(name, TextRow)))]
         path = self.resolve(name)
         files = sorted(path.glob("*.txt")) if path.is_dir() else [path]
         if not files:
@@ -103,26 +117,41 @@ class DataFolder:
         return [(file.stem, self._read(file, f"{name}/{file.name}")) for file in files]
 
     def rows(self, name: str, of_type: type[T], limit: int | None = None) -> list[T]:
-        """The first `limit` rows of a .jsonl file."""
-        path = self.resolve(name)
-        lines = self._read(path, name).splitlines()
+        """The first `limit` rows of a .jsonl file, or of a data set."""
+        if name.startswith(hub.PREFIX):
+            found: Iterable[Any] = self._hub(name).rows[:limit]
+            where, convert = name, msgspec.convert
+        else:
+            path = self.resolve(name)
+            found = self._read(path, name).splitlines()[:limit]
+            where, convert = str(path), msgspec.json.decode
         rows = [
-            _parse(line, of_type, path, number)
-            for number, line in enumerate(lines[:limit], start=1)
-            if line.strip()
+            _checked(convert, row, of_type, f"{where}:{number}")
+            for number, row in enumerate(found, start=1)
+            if not isinstance(row, str) or row.strip()
         ]
         if not rows:
-            raise DataError(f"{path}: holds no row")
+            raise DataError(f"{where}: holds no row")
         return rows
 
     def fingerprint(self, name: str) -> str:
         """A hash of what `name` holds now; notes the hash of each file."""
+        if name.startswith(hub.PREFIX):
+            return self._hub(name).hash
         path = self.resolve(name)
         if path.is_dir():
             return content_hash(
                 [self._hash(f, f"{name}/{f.name}") for f in sorted(path.glob("*.txt"))]
             )
         return self._hash(path, name)
+
+    def _hub(self, name: str) -> hub.HubRows:
+        try:
+            found = hub.load_rows(name)
+        except hub.HubError as error:
+            raise DataError(str(error)) from error
+        self.hashes[name] = found.hash
+        return found
 
     def _hash(self, path: Path, name: str) -> str:
         self.hashes[name] = file_hash(path)
@@ -139,13 +168,12 @@ class DataFolder:
         return text
 
 
-def _parse(line: str, of_type: type[T], path: Path, number: int) -> T:
+def _checked(convert: Callable[..., Any], raw: Any, of_type: type[T], where: str) -> T:
+    """What `convert` makes of a raw row. Raises DataError naming where it stands."""
     try:
-        row = msgspec.json.decode(line, type=of_type)
-    except msgspec.DecodeError as error:
-        raise DataError(f"{path}:{number}: {error}") from error
+        row: T = convert(raw, type=of_type)
+    except msgspec.MsgspecError as error:
+        raise DataError(f"{where}: {error}") from error
     if isinstance(row, ChoiceRow) and not 0 <= row.gold < len(row.choices):
-        raise DataError(
-            f"{path}:{number}: gold is {row.gold}, there are {len(row.choices)} choices"
-        )
+        raise DataError(f"{where}: gold is {row.gold}, there are {len(row.choices)} choices")
     return row
