@@ -1,12 +1,13 @@
-"""An engine with all that `core` leaves to whoever builds one: speculation.
+"""An engine with all that `core` leaves to whoever builds one: speculation, structured output.
 
-Exercised by `pytest tests/cpu/spec/test_build.py`.
+Exercised by `pytest tests/cpu/spec/test_build.py tests/cpu/structured`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hasten.api.structured.build import make_grammars
 from hasten.core import build
 from hasten.spec import make_speculator
 
@@ -17,4 +18,6 @@ if TYPE_CHECKING:
 
 def build_engine(options: EngineOptions) -> Engine:
     """The engine that `options` ask for. Raises what `core.build.build_engine` raises."""
-    return build.build_engine(options, make_speculator=make_speculator)
+    # Begun first: its vocabulary is built while the model loads.
+    grammars = make_grammars(options)
+    return build.build_engine(options, make_speculator=make_speculator, grammars=grammars)

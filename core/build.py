@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from hasten.core.options import EngineOptions
     from hasten.core.protocols import (
         Executor,
-        GrammarsFactory,
+        Grammars,
         Speculator,
         SpeculatorFactory,
     )
@@ -151,12 +151,12 @@ def build_engine(
     options: EngineOptions,
     report: Callable[[str], None] = logger.info,
     make_speculator: SpeculatorFactory | None = None,
-    make_grammars: GrammarsFactory | None = None,
+    grammars: Grammars | None = None,
 ) -> Engine:
     """An engine for `options`; `report` gets the start-up report, line by line.
 
-    Speculation needs a `make_speculator` (see `hasten.spec`), structured output a `make_grammars`
-    (see `hasten.api.structured`).
+    Speculation needs a `make_speculator` (see `hasten.spec`), structured output `grammars` (see
+    `hasten.api.structured`).
 
     Raises ConfigurationError for options that cannot be honoured, LoadError for a model that
     cannot be read, UnsupportedOpError for one that the kernels cannot run.
@@ -175,8 +175,7 @@ def build_engine(
     with phases.timed("profile"):
         step_times = profile(executor.measure, capacity, PROFILE_BUDGET_S)
     parts = assemble(binding, executor, plan, options, step_times, make_speculator)
-    if make_grammars is not None:
-        parts = replace(parts, grammars=make_grammars(options, parts.ready))
+    parts = replace(parts, grammars=grammars)
     report(f"{parts.ready.model_name}: {describe(binding)}")
     for line in (*binding.notes, *plan.lines(), phases.line()):
         report(line)

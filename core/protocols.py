@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from hasten.core.blocks import BlockManager
+    from hasten.core.drafter import Drafter
     from hasten.core.latency import StepShape, StepTimeModel
-    from hasten.core.messages import EngineReady
     from hasten.core.options import EngineOptions
     from hasten.core.request import Request, RequestId
     from hasten.kernels.step import I32, U32, StepBatch, StepResult
@@ -28,6 +29,10 @@ class Executor(Protocol):
 
 class StepObserver(Protocol):
     """Told what each step was and how long the executor took for it (the step-time model)."""
+
+    def step_time(self, shape: StepShape) -> float:
+        """The seconds that it expects."""
+        ...
 
     def observe(self, shape: StepShape, seconds: float) -> None: ...
 
@@ -109,6 +114,7 @@ class Grammars(Protocol):
 
 
 if TYPE_CHECKING:
-    SpeculatorFactory = Callable[[EngineOptions, StepTimeModel], Speculator | None]
+    SpeculatorFactory = Callable[
+        [EngineOptions, StepTimeModel, Sequence[Drafter], BlockManager], Speculator | None
+    ]
     """Makes the speculator that options ask for; None when they ask for none."""
-    GrammarsFactory = Callable[[EngineOptions, EngineReady], Grammars]
