@@ -178,6 +178,9 @@ class ServerOptions:
 
     host: str = option("127.0.0.1", "address to listen on")
     port: int = option(8000, "port to listen on")
+    grpc_port: int | None = option(None, "answer gRPC too, on this port (0: a free one)")
+    ssl_certfile: str | None = option(None, "TLS, with the certificate chain in this file")
+    ssl_keyfile: str | None = option(None, "its private key")
     api_key: str | None = option(None, "require this bearer token")
     shutdown_timeout_s: float = option(30.0, "how long open requests may finish after SIGTERM")
     stall_timeout_s: float = option(60.0, "end an engine that hangs in one step for so long")
@@ -191,6 +194,12 @@ class ServerOptions:
 
     def __post_init__(self) -> None:
         _require(0 <= self.port <= 65535, "--port must be from 0 to 65535")
+        if self.grpc_port is not None:
+            _require(0 <= self.grpc_port <= 65535, "--grpc-port must be from 0 to 65535")
+        _require(
+            (self.ssl_certfile is None) == (self.ssl_keyfile is None),
+            "--ssl-certfile and --ssl-keyfile go together",
+        )
         for name in ("eval_store", "eval_key_file"):
             _require(
                 self.require_eval is not None or getattr(self, name) is None,
@@ -198,3 +207,10 @@ class ServerOptions:
             )
         _require(self.shutdown_timeout_s >= 0, "--shutdown-timeout-s must not be negative")
         _require(self.stall_timeout_s > 0, "--stall-timeout-s must be positive")
+
+    @property
+    def tls(self) -> tuple[str, str] | None:
+        """The files of certificate chain and private key."""
+        if self.ssl_certfile is None or self.ssl_keyfile is None:
+            return None
+        return self.ssl_certfile, self.ssl_keyfile

@@ -49,8 +49,6 @@ REFUSED_FLAGS = {
     "--root-path": "not supported; rewrite paths in a reverse proxy",
     "--speculative-config": "use --spec-method, --spec-depth and --spec-max-depth",
     "--speculative-model": "draft models are not supported yet; see --spec-method",
-    "--ssl-certfile": "put a reverse proxy in front for TLS",
-    "--ssl-keyfile": "put a reverse proxy in front for TLS",
     "--swap-space": "preempted requests are computed again, not swapped",
     "--task": "only text generation is served",
     "--tokenizer-mode": "the tokeniser is always the fast one",

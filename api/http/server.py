@@ -37,7 +37,7 @@ from hasten.api.http.service import Phase, Service
 from hasten.api.text_model import TextModel, template_of, tokenizer_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from hasten.api.text import TextCodec
     from hasten.api.text.chat_template import ChatTemplate
@@ -116,14 +116,32 @@ class Server:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, self.stop)
         with bind_socket(self._options.host, self._options.port) as bound:
-            url = _url(self._options.host, bound.getsockname()[1])
+            scheme = "http" if self._options.tls is None else "https"
+            url = _url(scheme, self._options.host, bound.getsockname()[1])
             web = self._web_server()
             serving = asyncio.create_task(web.serve(sockets=[bound]))
             try:
-                return await self._serve_engine(url, on_ready)
+                async with self._grpc_front():
+                    return await self._serve_engine(url, on_ready)
             finally:
                 web.should_exit = True
                 await serving
+
+    @contextlib.asynccontextmanager
+    async def _grpc_front(self) -> AsyncIterator[None]:
+        """Where a port for gRPC is given: answers there. Raises ServerStartError."""
+        options = self._options
+        if options.grpc_port is None:
+            yield
+            return
+        from hasten.api.grpc.server import GrpcStartError, grpc_front
+
+        address = options.host, options.grpc_port
+        try:
+            async with grpc_front(self._service, address, options.tls, self.stop):
+                yield
+        except GrpcStartError as error:
+            raise ServerStartError(str(error)) from error
 
     def stop(self) -> None:
         """Begin to shut down; called again, at once."""
@@ -132,18 +150,21 @@ class Server:
         self._stopping.set()
 
     def _web_server(self) -> _QuietUvicorn:
-        return _QuietUvicorn(
-            uvicorn.Config(
-                create_app(self._service),
-                http=PunctualProtocol,
-                ws="none",
-                lifespan="off",
-                access_log=False,
-                log_level="warning",
-                server_header=False,
-                timeout_graceful_shutdown=1,
-            )
+        """Raises OSError for files of a certificate that cannot be used."""
+        config = uvicorn.Config(
+            create_app(self._service),
+            http=PunctualProtocol,
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_level="warning",
+            server_header=False,
+            timeout_graceful_shutdown=1,
+            ssl_certfile=self._options.ssl_certfile,
+            ssl_keyfile=self._options.ssl_keyfile,
         )
+        config.load()
+        return _QuietUvicorn(config)
 
     async def _serve_engine(self, url: str, on_ready: Callable[[str], None]) -> int:
         """Start the engine and stay until told to stop, or until the engine dies."""
@@ -242,5 +263,5 @@ class Server:
         return _OK
 
 
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def _url(scheme: str, host: str, port: int) -> str:
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

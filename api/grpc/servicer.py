@@ -1,0 +1,174 @@
+"""The end points of `hasten.proto`: each checks, asks the served model, and writes messages.
+
+Exercised by `pytest tests/server/test_grpc.py`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING
+
+import grpc
+from hasten.api.grpc import hasten_pb2 as pb
+from hasten.api.grpc.answers import GenerationWriter, score_response
+from hasten.api.grpc.errors import answering_errors
+from hasten.api.grpc.requests import check_known, generation_of, scoring_of
+from hasten.api.http.errors import ApiError, naming_parameters
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+
+    from hasten.api.grpc.requests import GrpcScoring
+    from hasten.api.http.served_model import ServedModel, Work
+    from hasten.api.http.service import Service
+    from hasten.core.messages import PositionLogprobs
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Hasten"].full_name
+MAX_REQUEST_ID_LEN = 256  # characters
+
+
+class Servicer:
+    """`drain` begins the server's shutdown. Ids of open requests are unique."""
+
+    def __init__(self, service: Service, drain: Callable[[], None]) -> None:
+        self._service = service
+        self._drain = drain
+        self._open_ids: set[str] = set()
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """What a gRPC server routes the calls of `SERVICE_NAME` to."""
+        unary = grpc.unary_unary_rpc_method_handler
+        calls = {
+            "Generate": grpc.unary_stream_rpc_method_handler(
+                self.generate,
+                pb.GenerateRequest.FromString,
+                pb.GenerateResponse.SerializeToString,
+            ),
+        } | {
+            name: unary(call, asked.FromString, answered.SerializeToString)
+            for name, call, asked, answered in (
+                ("Score", self.score, pb.ScoreRequest, pb.ScoreResponse),
+                ("Abort", self.abort, pb.AbortRequest, pb.AbortResponse),
+                ("Capacity", self.capacity, pb.CapacityRequest, pb.CapacityResponse),
+                ("Drain", self.drain, pb.DrainRequest, pb.DrainResponse),
+            )
+        }
+        return grpc.method_handlers_generic_handler(SERVICE_NAME, calls)
+
+    async def generate(
+        self, message: pb.GenerateRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncGenerator[pb.GenerateResponse]:
+        """One message for each step that lets a sample show something.
+
+        A cancelled call, or one past its deadline, is closed here, which aborts the request.
+        """
+        async with self._work(context) as model:
+            wanted = generation_of(message)
+            with self._opened(message.request_id) as request_id:
+                work = await model.prepare(wanted, message.ByteSize())
+                writer = GenerationWriter(request_id, work)
+                with naming_parameters(wanted.param_name):
+                    async with aclosing(model.generate(request_id, work, 0, wanted)) as deltas:
+                        async for delta in deltas:
+                            writer.count(delta)
+                            if not delta.is_empty:
+                                yield writer.message(delta)
+
+    async def score(
+        self, message: pb.ScoreRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ScoreResponse:
+        async with self._work(context) as model:
+            wanted = scoring_of(message)
+            with self._opened("") as request_id:
+                work = await model.prepare(wanted, message.ByteSize())
+                with naming_parameters(wanted.param_name):
+                    positions = await _prompt_scores(model, request_id, work, wanted)
+        return score_response(work.prompts[0], positions, message.num_top)
+
+    async def abort(
+        self, message: pb.AbortRequest, context: grpc.aio.ServicerContext
+    ) -> pb.AbortResponse:
+        async with self._call(context) as model:
+            check_known(message)
+            was_open = message.request_id in self._open_ids and model.client.abort(
+                message.request_id, "the request was aborted by Abort"
+            )
+            return pb.AbortResponse(was_open=was_open)
+
+    async def capacity(
+        self, message: pb.CapacityRequest, context: grpc.aio.ServicerContext
+    ) -> pb.CapacityResponse:
+        async with self._call(context) as model:
+            check_known(message)
+            stats = await model.client.stats()
+            return pb.CapacityResponse(
+                model=model.name,
+                max_model_len=model.info.max_model_len,
+                num_running=stats.num_running,
+                num_waiting=stats.num_waiting,
+                num_free_blocks=stats.num_free_blocks,
+                num_total_blocks=stats.num_total_blocks,
+            )
+
+    async def drain(
+        self, message: pb.DrainRequest, context: grpc.aio.ServicerContext
+    ) -> pb.DrainResponse:
+        async with self._call(context):
+            check_known(message)
+            if self._service.api_key is None and not _is_local(context.peer()):
+                raise ApiError(
+                    403, "without an API key only this machine may drain the server (--api-key)"
+                )
+            self._drain()
+            return pb.DrainResponse(num_open_requests=self._service.num_active)
+
+    @asynccontextmanager
+    async def _call(self, context: grpc.aio.ServicerContext) -> AsyncIterator[ServedModel]:
+        """What every call passes: the key, and a model that is there."""
+        async with answering_errors(context):
+            self._service.check_key(_authorization(context.invocation_metadata()))
+            yield self._service.require_model()
+
+    @asynccontextmanager
+    async def _work(self, context: grpc.aio.ServicerContext) -> AsyncIterator[ServedModel]:
+        """The same for calls that compute, which count as open requests."""
+        async with self._call(context) as model:
+            with self._service.work():
+                yield model
+
+    @contextmanager
+    def _opened(self, wanted_id: str) -> Iterator[str]:
+        """The id of a request while it is open: the client's, or one of ours."""
+        request_id = wanted_id or f"grpc-{uuid.uuid4().hex}"
+        if len(request_id) > MAX_REQUEST_ID_LEN:
+            reason = f"request_id has more than {MAX_REQUEST_ID_LEN} characters"
+            raise ApiError(400, reason, param="request_id")
+        if request_id in self._open_ids:
+            reason = f"request_id {request_id!r} is in use"
+            raise ApiError(409, reason, param="request_id")
+        self._open_ids.add(request_id)
+        try:
+            yield request_id
+        finally:
+            self._open_ids.discard(request_id)
+
+
+async def _prompt_scores(
+    model: ServedModel, request_id: str, work: Work, wanted: GrpcScoring
+) -> Sequence[PositionLogprobs | None]:
+    """The log-probabilities of the prompt's tokens; the first output brings them."""
+    async with aclosing(model.generate(request_id, work, 0, wanted)) as deltas:
+        first = await anext(deltas)
+    assert first.prompt_logprobs is not None
+    return first.prompt_logprobs
+
+
+def _authorization(metadata: Sequence[tuple[str, str | bytes]]) -> bytes:
+    given = next((value for name, value in metadata if name == "authorization"), "")
+    return given.encode() if isinstance(given, str) else given
+
+
+def _is_local(peer: str) -> bool:
+    """Whether a peer, as gRPC writes it ("ipv4:127.0.0.1:4711"), is on this machine."""
+    return peer.startswith(("ipv4:127.", "ipv6:%5B::1%5D", "ipv6:[::1]", "unix:"))
