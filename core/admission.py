@@ -46,9 +46,18 @@ class Admission:
         self._blocked = quote
         return None
 
+    @property
+    def is_memory_short(self) -> bool:
+        """Whether somebody was turned away who has not come in since."""
+        return self._blocked is not None
+
     def note_end(self, request: Request) -> None:
         """A running request has ended and given its blocks back."""
         self._forecast.note_end(request)
+        self._next_forecast = 0
+
+    def note_displacement(self) -> None:
+        """A running request has given its blocks back so that the head of the queue comes in."""
         self._next_forecast = 0
 
     def _has_to_wait_on(self, request: Request, num_running: int, step_idx: int) -> bool:

@@ -22,18 +22,20 @@ import numpy as np
 from hasten.core.blocks import BlockManager
 from hasten.core.engine import Engine, EngineParts
 from hasten.core.host import available_memory_bytes
-from hasten.core.latency import ItlBudget, StepTimeModel
+from hasten.core.latency import FirstTokenBudget, ItlBudget, StepTimeModel
 from hasten.core.loading import load_model
 from hasten.core.memory import GroupSize, MemoryDemand, MemoryPlan, activation_bytes, plan_memory
 from hasten.core.messages import EngineReady
 from hasten.core.models.kv_probe import NUM_PROBE_TOKENS, probe_kv
 from hasten.core.options import ConfigurationError
-from hasten.core.policy import queue_policy
+from hasten.core.overload import Overload, QueueLimits
+from hasten.core.policies import queue_policy
 from hasten.core.prefix_hash import root_hash
 from hasten.core.runner import InProcessExecutor
 from hasten.core.scheduler import Scheduler
 from hasten.core.step_profile import profile
 from hasten.core.validation import ModelLimits
+from hasten.core.wait import WaitForecast
 from hasten.kernels.backend import (
     KVPlan,
     UnsupportedOpError,
@@ -49,7 +51,7 @@ if TYPE_CHECKING:
 
     from hasten.core.loading import LoadedModel
     from hasten.core.models import KVFormat
-    from hasten.core.options import EngineOptions
+    from hasten.core.options import EngineOptions, SchedulerOptions
     from hasten.core.protocols import (
         Executor,
         Grammars,
@@ -245,14 +247,17 @@ def assemble(
         cache_root=root_hash(identity["weights"].encode(), identity["kv_cache"].encode()),
         enable_prefix_caching=options.cache.enable_prefix_caching,
     )
-    budget = None
-    if scheduling.target_itl_ms is not None:
-        budget = ItlBudget(step_times, scheduling.target_itl_ms / 1000, plan.block_size)
-    policy = queue_policy(scheduling.scheduling_policy)
+    scheduler = Scheduler(
+        scheduling,
+        blocks,
+        queue_policy(scheduling.scheduling_policy),
+        ItlBudget(step_times, scheduling.step_limit_s, plan.block_size),
+        first_tokens=FirstTokenBudget(step_times, plan.block_size),
+    )
     speculator = _speculator(options, step_times, make_speculator)
     spec_methods = frozenset[str]() if speculator is None else speculator.methods
     return EngineParts(
-        scheduler=Scheduler(scheduling, blocks, policy, budget),
+        scheduler=scheduler,
         blocks=blocks,
         executor=executor,
         capacity=step_capacity(options, plan.max_model_len),
@@ -260,7 +265,17 @@ def assemble(
         ready=_ready(binding, plan, options),
         observer=step_times,
         speculator=speculator,
+        overload=_overload(scheduling, scheduler, step_times),
     )
+
+
+def _overload(
+    options: SchedulerOptions, scheduler: Scheduler, step_times: StepTimeModel
+) -> Overload:
+    wait_ms = options.max_queue_wait_ms
+    limits = QueueLimits(options.max_queue_len, None if wait_ms is None else wait_ms / 1000)
+    forecast = WaitForecast(scheduler, step_times, options.max_num_batched_tokens)
+    return Overload(scheduler, limits, forecast)
 
 
 def _speculator(

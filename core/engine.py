@@ -13,15 +13,16 @@ only in the executor. Exercised by `pytest tests/unit/core/test_engine.py tests/
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from time import perf_counter_ns
+from time import perf_counter, perf_counter_ns
 from typing import TYPE_CHECKING
 
 from hasten.core.batch import BatchBuilder, chooses_tokens
+from hasten.core.deadlines import Deadlines
 from hasten.core.draft_counters import MAX_DEPTH, DraftCounters
 from hasten.core.grammar_gate import GrammarGate
 from hasten.core.latency import StepShape
 from hasten.core.messages import RequestRefused, Stats
-from hasten.core.request import FinishReason
+from hasten.core.request import FinishReason, Request, RequestStatus
 from hasten.core.samples import make_samples
 from hasten.core.validation import why_refused
 from hasten.core.verify import num_kept
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from hasten.core.blocks import BlockManager
     from hasten.core.messages import AddRequest, EngineReady, TokenOutput
+    from hasten.core.overload import Overload
     from hasten.core.plan import StepPlan
     from hasten.core.protocols import Executor, Grammars, Speculator, StepObserver
     from hasten.core.request import RequestId
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from hasten.core.scheduler import Scheduler
     from hasten.core.validation import ModelLimits
     from hasten.kernels.program import Capacity
-    from hasten.kernels.step import StepResult
+    from hasten.kernels.step import StepBatch, StepResult
 
 
 @dataclass(slots=True)
@@ -63,6 +65,11 @@ class StepTimings:
         self.output_ns += reported - computed
         self.update_ns += updated - reported
         self.propose_ns += end - updated
+
+    def seconds(self) -> dict[str, float]:
+        """By part; where a part's name ends in "_ns" here, it does not there."""
+        parts = (part.name for part in fields(self) if part.name.endswith("_ns"))
+        return {name.removesuffix("_ns"): getattr(self, name) * 1e-9 for name in parts}
 
     def reset(self) -> None:
         for part in fields(self):
@@ -92,6 +99,7 @@ class EngineParts:
     observer: StepObserver | None = None
     speculator: Speculator | None = None
     grammars: Grammars | None = None
+    overload: Overload | None = None
 
 
 @dataclass(slots=True)
@@ -100,6 +108,8 @@ class _Counters:
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0
     num_cached_prompt_tokens: int = 0
+    step_s: float = 0.0
+    predicted_step_s: float = 0.0
 
 
 class Engine:
@@ -120,6 +130,7 @@ class Engine:
         self._arrivals = 0
         self._counters = _Counters()
         self._drafts = DraftCounters()
+        self._deadlines = Deadlines()
 
     @property
     def has_work(self) -> bool:
@@ -131,7 +142,11 @@ class Engine:
         return self._parts.ready
 
     def add_request(self, request: AddRequest) -> RequestRefused | None:
-        """Queue a request. Returns the refusal, with the numbers, of one that can never run."""
+        """Queue a request. Returns a refusal, with the numbers, or None.
+
+        Of this request, if it can never run or there are too many; or of another that waits, if
+        that has to make room for this one.
+        """
         if request.request_id in self._open:
             return RequestRefused(
                 request_id=request.request_id,
@@ -155,7 +170,26 @@ class Engine:
                 self._scheduler.add(sample.request)
         self._arrivals += len(samples)
         self._counters.num_prompt_tokens += len(request.prompt_token_ids)
-        return None
+        if request.deadline_s is not None:
+            self._deadlines.add(request.request_id, perf_counter() + request.deadline_s)
+        return self._turn_away(samples[0].request, request.deadline_s)
+
+    def _turn_away(self, newcomer: Request, deadline_s: float | None) -> RequestRefused | None:
+        """Refuse whom overload demands: the newcomer or, for its sake, another who waits."""
+        overload = self._parts.overload
+        if overload is None:
+            return None
+        turned_away = overload.turned_away(newcomer, deadline_s)
+        if turned_away is None:
+            return None
+        request = turned_away.request
+        self._counters.num_prompt_tokens -= request.num_prompt_tokens
+        self.abort([request.group_id])
+        return RequestRefused(
+            request_id=request.group_id,
+            message=turned_away.message,
+            retry_after_s=turned_away.retry_after_s,
+        )
 
     def abort(self, request_ids: Iterable[str], sample_idx: int | None = None) -> None:
         """Forget requests, or one sample of each, in whatever phase; unknown ids are ignored."""
@@ -167,29 +201,59 @@ class Engine:
 
     def abort_all(self) -> list[TokenOutput]:
         """Abort what is open and return an output that says so for each sample."""
-        outputs = [sample.aborted_output() for sample in self._samples.values()]
+        outputs = [sample.last_output(FinishReason.ABORT) for sample in self._samples.values()]
         self.abort(list(self._open))
         return outputs
+
+    def _end_late(self) -> list[TokenOutput]:
+        """End the requests whose deadline has passed, or cannot be met any more."""
+        outputs: list[TokenOutput] = []
+        now_s = perf_counter()
+        for group_id in self._deadlines.due(now_s):
+            left_s = self._deadlines[group_id] - now_s - self._least_s(group_id)
+            if left_s > 0:
+                self._deadlines.look_again(group_id, now_s + left_s)
+                continue
+            outputs += [
+                self._samples[request_id].last_output(FinishReason.DEADLINE)
+                for request_id in self._open[group_id].values()
+            ]
+            self.abort([group_id])
+        return outputs
+
+    def _least_s(self, group_id: str) -> float:
+        """The least time until a request can have its first token; 0 once it has begun."""
+        requests = [
+            self._samples[request_id].request for request_id in self._open[group_id].values()
+        ]
+        first = requests[0]
+        if self._parts.overload is None or any(
+            request.status is RequestStatus.RUNNING or request.num_preemptions
+            for request in requests
+        ):
+            return 0.0
+        num_cached = self._parts.blocks.quote(first).num_shared_tokens
+        return self._parts.overload.forecast.prompt_s(first.num_tokens - num_cached)
 
     def step(self) -> list[TokenOutput]:
         """Compute one step and return what it gave; empty when there was nothing to compute.
 
         Raises what the executor raises; the engine is not usable afterwards.
         """
+        late = self._end_late()
         for request in self._gate.release():
             self._scheduler.add(request)
         marks = [perf_counter_ns()]
         plan = self._scheduler.schedule()
         if plan is None:
             self._gate.wait()
-            return []
+            return late
         marks.append(perf_counter_ns())
         batch = self._batches.build(plan, self._scheduler.requests)
         marks.append(perf_counter_ns())
         result = self._executor.execute(batch)
         marks.append(perf_counter_ns())
-        if self._parts.observer is not None:
-            self._parts.observer.observe(StepShape.of(batch), (marks[-1] - marks[-2]) * 1e-9)
+        self._observe(batch, (marks[-1] - marks[-2]) * 1e-9)
         outcomes = self._verify(plan, result)
         outputs = [self._report(outcome, result) for outcome in outcomes]
         marks.append(perf_counter_ns())
@@ -199,12 +263,22 @@ class Engine:
         marks.append(perf_counter_ns())
         self.timings.add(marks)
         self._counters.num_steps += 1
-        return outputs
+        return late + outputs
+
+    def _observe(self, batch: StepBatch, seconds: float) -> None:
+        """Let the step-time model learn, and keep what it had expected."""
+        observer = self._parts.observer
+        if observer is None:
+            return
+        shape = StepShape.of(batch)
+        self._counters.predicted_step_s += observer.step_time(shape)
+        self._counters.step_s += seconds
+        observer.observe(shape, seconds)
 
     def stats(self) -> Stats:
         """A snapshot, for metrics."""
         scheduler, blocks, counters = self._scheduler, self._parts.blocks, self._counters
-        speculator = self._parts.speculator
+        speculator, overload = self._parts.speculator, self._parts.overload
         return Stats(
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
@@ -221,6 +295,10 @@ class Engine:
             draft_depths=list(self._drafts.depths),
             accepted_drafts=list(self._drafts.accepted),
             speculation_gain=1.0 if speculator is None else speculator.gain,
+            predicted_wait_s=overload.predicted_wait_s() if overload is not None else 0.0,
+            step_seconds=counters.step_s,
+            predicted_step_seconds=counters.predicted_step_s,
+            phase_seconds=self.timings.seconds(),
         )
 
     def _verify(self, plan: StepPlan, result: StepResult) -> list[_Outcome]:
@@ -273,6 +351,7 @@ class Engine:
         del opened[request.sample_idx]
         if not opened:
             del self._open[request.group_id]
+            self._deadlines.forget(request.group_id)
         self._gate.forget(request)
         if self._parts.speculator is not None:
             self._parts.speculator.forget(request.request_id)

@@ -76,6 +76,18 @@ class OutputLengths:
         chance: F64 = np.exp(before - after)
         return chance
 
+    def expected_more(self, ages: I64, to_go: I64) -> F64:
+        """How many tokens outputs of these ages still get, if they may get `to_go`."""
+        if not len(ages):
+            return np.zeros(0)
+        num_edges = AGE_EDGES.searchsorted(to_go.max())
+        times = np.append(AGE_EDGES[:num_edges], to_go.max())
+        chance = self.survival(ages, times)
+        lived = (chance[1:] + chance[:-1]) / 2
+        spans = np.diff(np.minimum(times[:, None], to_go), axis=0)
+        more: F64 = (lived * spans).sum(axis=0)
+        return more
+
 
 def _by_bracket(ages: I64) -> I64:
     """How many tokens all these outputs together have spent in each bracket."""
@@ -110,6 +122,11 @@ class Forecast:
     def __init__(self, blocks: BlockManager) -> None:
         self._blocks = blocks
         self._lengths = OutputLengths()
+
+    @property
+    def lengths(self) -> OutputLengths:
+        """What has been learned of how long outputs get."""
+        return self._lengths
 
     def note_end(self, request: Request) -> None:
         """A request that held blocks has ended; one whose client hangs up ends like any other."""

@@ -240,6 +240,24 @@ class ItlBudget:
         return self.model.step_time(step.with_chunk(start, num_tokens, 1)) <= self.target_s
 
 
+@dataclass(slots=True)
+class FirstTokenBudget:
+    """Cuts prompts that do not end in a step for those that do.
+
+    With `share` 2 a step that gives first tokens takes at most twice as long as it would for them
+    alone: a short prompt that meets a long one waits for the step under way and is then as good as
+    the only one beside another of its own length.
+    """
+
+    model: StepTimeModel
+    min_chunk: int
+    share: float = 2.0
+
+    def beside(self, step: StepShape) -> ItlBudget:
+        """The budget for what is added to `step`, which holds only what must be in it."""
+        return ItlBudget(self.model, self.share * self.model.step_time(step), self.min_chunk)
+
+
 def _size_class(num_tokens: int) -> int:
     """Which steps count as equally large: a number of tokens that stands for all of them."""
     if num_tokens <= EXACT_UP_TO:

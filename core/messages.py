@@ -10,13 +10,19 @@ from hasten.core.params import GenerationParams
 
 
 class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
-    """Generate from `prompt_token_ids`; all n samples of a request share its id."""
+    """Generate from `prompt_token_ids`; all n samples of a request share its id.
+
+    `client` names who asks, for fairness between clients. What is not finished `deadline_s` after
+    its arrival is of no use any more.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
     params: GenerationParams
     priority: int = 0
     cache_salt: str = ""
+    client: str = ""
+    deadline_s: float | None = None
 
 
 class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
@@ -52,8 +58,9 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
     """The tokens one step added to one sample.
 
     `finish_reason` is "stop" (EOS or a stop token; `stop_token_id` says which and it is the last
-    of `token_ids`), "length", or "abort"; None while the sample goes on. `prompt_logprobs` comes
-    with the first output of sample 0: one entry per prompt token, the first None.
+    of `token_ids`), "length", "abort", "deadline" (it cannot be met any more) or "error" (this
+    request's numbers are broken); None while the sample goes on. `prompt_logprobs` comes with the
+    first output of sample 0: one entry per prompt token, the first None.
     """
 
     request_id: str
@@ -67,11 +74,15 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
 
 
 class RequestRefused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
-    """The engine will not run this request; `message` says why, with the numbers."""
+    """The engine will not run this request; `message` says why, with the numbers.
+
+    `retry_after_s` is given where the request is not at fault but the load: when to try again.
+    """
 
     request_id: str
     message: str
     field: str | None = None
+    retry_after_s: float | None = None
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
@@ -79,7 +90,9 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
 
     `draft_depths[d]` counts how often a request had d drafts verified in a step, and
     `accepted_drafts[j]` how often the one at position j was right. `speculation_gain` is the
-    estimated rate of tokens over that without drafts.
+    estimated rate of tokens over that without drafts. `predicted_wait_s` is how long a short prompt
+    that came now would wait for its first token. `step_seconds` were spent in the executor, for
+    which `predicted_step_seconds` were expected; `phase_seconds` in each part of all steps.
     """
 
     num_running: int
@@ -97,6 +110,10 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     draft_depths: list[int] = []
     accepted_drafts: list[int] = []
     speculation_gain: float = 1.0
+    predicted_wait_s: float = 0.0
+    step_seconds: float = 0.0
+    predicted_step_seconds: float = 0.0
+    phase_seconds: dict[str, float] = {}
 
 
 class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):

@@ -88,9 +88,22 @@ class SchedulerOptions:
 
     max_num_seqs: int = option(64, "most requests running at once")
     max_num_batched_tokens: int = option(2048, "most tokens computed in one step")
-    scheduling_policy: str = option("fcfs", "order of waiting requests", ("fcfs", "priority"))
+    scheduling_policy: str = option(
+        "fcfs",
+        "order of waiting requests: fcfs (arrival), priority (the request's), fair (API keys in "
+        "turns)",
+        ("fcfs", "priority", "fair"),
+    )
+    max_queue_len: int = option(2048, "most requests waiting; beyond that, 429")
+    max_queue_wait_ms: float | None = option(
+        None, "longest predicted wait for a first token; beyond that, 429"
+    )
+    max_stall_ms: float = option(
+        250.0,
+        "keep predicted steps under this while requests decode, by cutting prompts smaller",
+    )
     target_itl_ms: float | None = option(
-        None, "keep predicted steps under this while requests decode, by cutting prompts smaller"
+        None, "a lower --max-stall-ms: the time between two tokens of a stream that is aimed at"
     )
 
     def __post_init__(self) -> None:
@@ -100,8 +113,17 @@ class SchedulerOptions:
             "--max-num-batched-tokens must be at least --max-num-seqs, "
             f"got {self.max_num_batched_tokens} and {self.max_num_seqs}",
         )
+        _require(self.max_queue_len >= 1, "--max-queue-len must be at least 1")
+        if self.max_queue_wait_ms is not None:
+            _require(self.max_queue_wait_ms > 0, "--max-queue-wait-ms must be positive")
+        _require(self.max_stall_ms > 0, "--max-stall-ms must be positive")
         if self.target_itl_ms is not None:
             _require(self.target_itl_ms > 0, "--target-itl-ms must be positive")
+
+    @property
+    def step_limit_s(self) -> float:
+        """How long a step may take while requests decode, as predicted."""
+        return min(self.max_stall_ms, self.target_itl_ms or self.max_stall_ms) / 1000
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ Terms: a request's *order* ranks the waiting; its *level* is its class in preemp
 requests of the least urgent level present lose their blocks. Both are asked of the policy and may
 depend on anything it knows (deadlines, shares per key); the scheduler depends on none of it.
 
-Not here: which request loses its blocks (`core.preemption`), when (`core.scheduler`).
+Not here: fairness between clients (`core.fairness`), which request loses its blocks
+(`core.preemption`), when (`core.scheduler`).
 Exercised by `pytest tests/unit/core/test_policy.py`.
 """
 
@@ -39,6 +40,10 @@ class QueuePolicy(Protocol):
         """Class in preemption: the lowest number is the most urgent. Constant for a request."""
         ...
 
+    def left(self, request: Request) -> None:
+        """It waits no longer: it was let in, or has ended."""
+        ...
+
     def max_chunk(self, num_tokens_left: int) -> int:
         """The most that one prompt takes of what a step has left while another could use it."""
         ...
@@ -52,10 +57,13 @@ class HalfOfWhatIsLeft:
     own length; prompts below `min_chunk` are not cut on account of others.
     """
 
-    min_chunk: int = 256
+    min_chunk: int = 64
 
     def max_chunk(self, num_tokens_left: int) -> int:
         return max(self.min_chunk, num_tokens_left // 2)
+
+    def left(self, request: Request) -> None:
+        """Policies whose order does not depend on who else waits need not know."""
 
 
 class FirstComeFirstServed(HalfOfWhatIsLeft):
@@ -78,17 +86,6 @@ class PriorityFirst(HalfOfWhatIsLeft):
         return request.priority
 
 
-def queue_policy(name: str) -> QueuePolicy:
-    """The policy that `--scheduling-policy` calls `name`. Raises ValueError for another name."""
-    policies: dict[str, type[QueuePolicy]] = {
-        "fcfs": FirstComeFirstServed,
-        "priority": PriorityFirst,
-    }
-    if name not in policies:
-        raise ValueError(f"unknown scheduling policy {name!r}; there are: {', '.join(policies)}")
-    return policies[name]()
-
-
 class StepBudget(Protocol):
     """Bounds the prefill of a step that also decodes (`latency.ItlBudget`)."""
 
@@ -97,6 +94,14 @@ class StepBudget(Protocol):
 
         An answer below `wanted` says that the step is full.
         """
+        ...
+
+
+class FirstTokens(Protocol):
+    """What first tokens are worth (`latency.FirstTokenBudget`)."""
+
+    def beside(self, step: StepShape) -> StepBudget:
+        """How prompts that do not end in this step are cut for those in `step`, which do."""
         ...
 
 
@@ -121,6 +126,10 @@ class WaitingQueue:
         """The next request, left in its place; None when nobody waits."""
         return self._entries[0][1] if self._entries else None
 
+    def last_first(self) -> Iterator[Request]:
+        """All of them, from the end of the queue."""
+        return (request for _, request in reversed(self._entries))
+
     def push(self, request: Request) -> None:
         """Line up where the policy says. Raises ValueError when it waits already."""
         if request in self:
@@ -134,3 +143,4 @@ class WaitingQueue:
         """Leave the queue. Raises KeyError when it does not wait."""
         key = self._keys.pop(request.request_id)
         del self._entries[bisect_left(self._entries, key, key=itemgetter(0))]
+        self._policy.left(request)

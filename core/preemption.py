@@ -10,11 +10,15 @@ came last. Never:
   one of the needy's own level that is still catching up, for its blocks are reserved;
 - one that frees no block.
 
-Exercised by `pytest tests/unit/core/test_scheduler.py`.
+When a more urgent request waits, those of less urgent levels make room for it (`displaced_by`), by
+the same rules and only if they can make enough.
+
+Exercised by `pytest tests/unit/core/test_scheduler.py tests/unit/core/test_displacement.py`.
 """
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -46,6 +50,22 @@ def choose_victim(
         if best_cost is None or cost < best_cost:
             best, best_cost = request, cost
     return best
+
+
+def displaced_by(
+    newcomer: Request, running: Sequence[Request], policy: QueuePolicy, blocks: BlockManager
+) -> list[Request]:
+    """Who may be preempted so that `newcomer` comes in, the first to go first."""
+    level = policy.level(newcomer)
+    costs = []
+    for request in running:
+        if policy.level(request) <= level or request.num_tokens <= request.num_tokens_at_preemption:
+            continue
+        num_freed, num_lost = blocks.freed_by_preemption(request.request_id)
+        lost_per_block = num_lost / max(1, num_freed)
+        cost = (-policy.level(request), lost_per_block, -request.arrival, -request.sample_idx)
+        costs.append((cost, request))
+    return [request for _, request in sorted(costs, key=itemgetter(0))]
 
 
 def _may_lose(request: Request, needy: Request, policy: QueuePolicy) -> bool:

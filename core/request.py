@@ -32,6 +32,7 @@ class FinishReason(enum.StrEnum):
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
+    DEADLINE = "deadline"
     ERROR = "error"
 
 
@@ -40,10 +41,11 @@ class Request:
     """One sample. The scheduler moves `num_computed_tokens` towards `num_tokens`.
 
     `arrival` is the engine-wide order of arrival (never changes, also across preemption).
-    A lower `priority` is served earlier. `cache_extra` goes into the hash of every block (salt,
-    adapter id). `num_cached_tokens` is what the prefix cache spared it when it was first let in.
-    `block_hashes` belongs to the block manager: the hash chain of its full blocks, as far as it
-    was needed yet; tokens are only ever appended, so it stays valid across preemption.
+    A lower `priority` is served earlier; `client` names who asks. `cache_extra` goes into the hash
+    of every block (salt, adapter id). `num_cached_tokens` is what the prefix cache spared it when
+    it was first let in. `block_hashes` belongs to the block manager: the hash chain of its full
+    blocks, as far as it was needed yet; tokens are only ever appended, so it stays valid across
+    preemption.
     """
 
     request_id: RequestId
@@ -53,6 +55,7 @@ class Request:
     arrival: int
     sample_idx: int = 0
     priority: int = 0
+    client: str = ""
     cache_extra: bytes = b""
     token_ids: list[int] = field(default_factory=list)
     draft_token_ids: list[int] = field(default_factory=list)

@@ -77,12 +77,13 @@ class Sample:
             num_cached_tokens=self.num_cached_tokens or 0,
         )
 
-    def aborted_output(self) -> TokenOutput:
+    def last_output(self, reason: FinishReason) -> TokenOutput:
+        """The output of a sample that ends without another token."""
         return TokenOutput(
             request_id=self.request.group_id,
             sample_idx=self.request.sample_idx,
             token_ids=[],
-            finish_reason=FinishReason.ABORT.value,
+            finish_reason=reason.value,
             num_cached_tokens=self.num_cached_tokens or 0,
         )
 
@@ -103,6 +104,7 @@ def make_samples(added: AddRequest, first_arrival: int) -> list[Sample]:
             arrival=first_arrival + idx,
             sample_idx=idx,
             priority=added.priority,
+            client=added.client,
             cache_extra=added.cache_salt.encode(),
         )
         samples.append(Sample(request, stop, _unscored(prompt) if request.scores_prompt else None))

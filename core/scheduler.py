@@ -4,10 +4,12 @@ There is one idea: `num_computed_tokens` of every request catches up with its to
 chunks, decoding, verifying drafts, what the prefix cache spares and recomputing after a preemption
 are all the same catching up.
 
-    schedule():  1. running requests with one token to go, and their drafts   ("caught up")
+    schedule():  0. a waiting request displaces running ones of less urgent levels
+                 1. running requests with one token to go, and their drafts   ("caught up")
                  2. running requests with more to go, in chunks               ("behind")
                  3. waiting requests, in the policy's order, as long as they fit; what
-                    these do not use goes to the chunks of 2
+                    these do not use goes to the chunks of 2; a step that gives first tokens
+                    is kept short for them, where `first_tokens` says so
                  4. blocks for drafts, from what is left over
     update():    tokens are appended, rejected drafts dropped, full blocks published
 
@@ -29,7 +31,7 @@ from hasten.core.forecast import Forecast
 from hasten.core.latency import EMPTY_STEP
 from hasten.core.plan import PlannedRequest, StepPlan
 from hasten.core.policy import WaitingQueue
-from hasten.core.preemption import choose_victim
+from hasten.core.preemption import choose_victim, displaced_by
 from hasten.core.request import FinishReason, RequestStatus
 from hasten.core.siblings import Siblings
 
@@ -37,9 +39,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hasten.core.blocks import AdmissionQuote, BlockManager
+    from hasten.core.forecast import OutputLengths
     from hasten.core.latency import StepShape
     from hasten.core.options import SchedulerOptions
-    from hasten.core.policy import QueuePolicy, StepBudget
+    from hasten.core.policy import FirstTokens, QueuePolicy, StepBudget
     from hasten.core.request import Request, RequestId
 
 RUNNING = RequestStatus.RUNNING
@@ -69,6 +72,7 @@ class Scheduler:
         policy: QueuePolicy,
         budget: StepBudget | None = None,
         forecast: Forecast | None = None,
+        first_tokens: FirstTokens | None = None,
     ) -> None:
         self.requests: dict[RequestId, Request] = {}
         self.running: list[Request] = []
@@ -81,8 +85,10 @@ class Scheduler:
         self._blocks = blocks
         self._policy = policy
         self._budget = budget
+        self._first_tokens = first_tokens
         self._queue = WaitingQueue(policy)
-        self._admission = Admission(blocks, forecast or Forecast(blocks))
+        self._forecast = forecast or Forecast(blocks)
+        self._admission = Admission(blocks, self._forecast)
         self._siblings = Siblings()
         self._step_idx = 0
 
@@ -90,6 +96,22 @@ class Scheduler:
     def waiting(self) -> list[Request]:
         """Who waits: the queue in its order, then samples whose sibling computes their prompt."""
         return [*self._queue, *self._siblings.followers]
+
+    @property
+    def queue(self) -> WaitingQueue:
+        """Who lines up, in the policy's order; do not modify."""
+        return self._queue
+
+    @property
+    def output_lengths(self) -> OutputLengths:
+        """What has been learned of how long outputs get."""
+        return self._forecast.lengths
+
+    @property
+    def num_seats(self) -> int:
+        """How many may run at once, as far as is known: fewer than allowed when memory is short."""
+        is_short = self._admission.is_memory_short and len(self._queue) > 0
+        return max(1, len(self.running)) if is_short else self._max_num_seqs
 
     def check_fits(self, request: Request) -> str | None:
         """None, or why the request can never run, however empty the server is."""
@@ -157,10 +179,12 @@ class Scheduler:
         if not self.requests:
             return None
         step = _Step(self._max_num_tokens)
+        self._displace(step)
+        num_displaced = len(step.preempted)
         self._plan_running(step)
-        if not step.preempted:
+        if len(step.preempted) == num_displaced:
             self._plan_waiting(step)
-            self._top_up(step)
+            self._share_rest(step)
         planned = self._planned_requests(step)
         if not planned:
             # The oldest can always run: all others are its victims or have blocks reserved.
@@ -216,14 +240,36 @@ class Scheduler:
         It leaves some room to those after it, unless it `is_last`.
         """
         num_wanted = request.num_tokens - request.num_computed_tokens
-        if not is_last:
-            num_wanted = min(num_wanted, self._policy.max_chunk(step.num_tokens_left))
+        # What the step has time for comes first: half of that is left to others.
         num_tokens = self._max_chunk(step, request.num_computed_tokens, num_wanted)
+        if not is_last:
+            num_tokens = min(num_tokens, self._policy.max_chunk(step.num_tokens_left))
         end = request.num_computed_tokens + num_tokens
         if num_tokens > 0 and self._make_room(step, request, end):
             step.chunks.append((request, num_tokens))
             step.num_tokens_left -= num_tokens
-        return num_tokens == num_wanted
+        return step.num_tokens_left > 0
+
+    def _share_rest(self, step: _Step) -> None:
+        """Give out what is left of the step, once all are in who come in."""
+        ending = [chunk for chunk in step.chunks if _ends_prompt(*chunk)]
+        if self._first_tokens is None or not 0 < len(ending) < len(step.chunks):
+            self._top_up(step)
+            return
+        others = [chunk for chunk in step.chunks if not _ends_prompt(*chunk)]
+        step.chunks = ending
+        step.num_tokens_left += sum(num_tokens for _, num_tokens in others)
+        budget = self._first_tokens.beside(self._shape(step))
+        for request, num_planned in others:
+            start = request.num_computed_tokens
+            num_wanted = self._max_chunk(step, start, num_planned)
+            if num_wanted <= 0:
+                return
+            num_tokens = budget.max_chunk(self._shape(step), start, num_wanted)
+            step.chunks.append((request, num_tokens))
+            step.num_tokens_left -= num_tokens
+            if num_tokens < num_wanted:
+                return
 
     def _top_up(self, step: _Step) -> None:
         """Tokens that others could have used, but did not, go to the chunks that were cut."""
@@ -303,6 +349,37 @@ class Scheduler:
 
     # Preemption -----------------------------------------------------------------------------
 
+    def _displace(self, step: _Step) -> None:
+        """Let the head of the queue take the place of running requests of less urgent levels.
+
+        Only if they can make room enough, and each only if it has got a token since it came in.
+        """
+        head = self._queue.head()
+        if head is None or self._is_least_urgent(head):
+            return
+        victims = displaced_by(head, self.running, self._policy, self._blocks)
+        if not victims or not self._can_make_room(head, victims):
+            return
+        for victim in victims:
+            if self._has_room_for(head):
+                return
+            self._preempt(step, victim)
+            self._admission.note_displacement()
+
+    def _is_least_urgent(self, request: Request) -> bool:
+        level = self._policy.level(request)
+        return all(self._policy.level(other) <= level for other in self.running)
+
+    def _has_room_for(self, request: Request) -> bool:
+        if len(self.running) >= self._max_num_seqs:
+            return False
+        return self._admission.quote(request, self.running, self._step_idx) is not None
+
+    def _can_make_room(self, request: Request, victims: Sequence[Request]) -> bool:
+        num_freed = sum(self._blocks.freed_by_preemption(v.request_id)[0] for v in victims)
+        num_needed = sum(self._blocks.quote(request).num_needed)
+        return num_needed <= sum(self._blocks.num_unreserved) + num_freed
+
     def _make_room(self, step: _Step, request: Request, end: int) -> bool:
         """Preempt others until `request` can grow; False when it has to sit this step out."""
         while not self._blocks.extend(request.request_id, end):
@@ -378,3 +455,7 @@ class Scheduler:
         if self._siblings and end >= request.num_prompt_tokens:
             for sibling in self._siblings.release(request):
                 self._queue.push(sibling)
+
+
+def _ends_prompt(request: Request, num_tokens: int) -> bool:
+    return request.num_computed_tokens + num_tokens == request.num_tokens

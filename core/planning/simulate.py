@@ -16,7 +16,7 @@ from hasten.core.latency import EMPTY_STEP, StepShape
 from hasten.core.options import ConfigurationError, SchedulerOptions
 from hasten.core.params import GenerationParams
 from hasten.core.plan import StepPlan
-from hasten.core.policy import queue_policy
+from hasten.core.policies import queue_policy
 from hasten.core.request import FinishReason, Request, RequestId
 from hasten.core.scheduler import Scheduler
 from hasten.kernels.backend import KVPlan

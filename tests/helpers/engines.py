@@ -10,7 +10,8 @@ from hasten.core.engine import Engine, EngineParts
 from hasten.core.messages import AddRequest, EngineReady, PositionLogprobs, TokenOutput
 from hasten.core.options import SchedulerOptions
 from hasten.core.params import GenerationParams
-from hasten.core.policy import StepBudget, queue_policy
+from hasten.core.policies import queue_policy
+from hasten.core.policy import StepBudget
 from hasten.core.protocols import Executor, Speculator
 from hasten.core.scheduler import Scheduler
 from hasten.core.validation import ModelLimits

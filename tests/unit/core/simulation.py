@@ -176,7 +176,7 @@ class Simulation:
         """One step with all its checks; False when there is nothing to do."""
         running = self.scheduler.running.copy()
         before = {r.request_id: r.num_tokens_at_preemption for r in running}
-        spared = oldest(running, self.scheduler._policy) if running else None
+        spared = self._spared(running)
         plan = self.scheduler.schedule()
         if plan is None:
             assert not self.scheduler.requests, "requests are left but nothing is planned"
@@ -195,6 +195,15 @@ class Simulation:
         self._after(accepted)
         self.num_steps += 1
         return True
+
+    def _spared(self, running: list[Request]) -> Request | None:
+        """The oldest of the most urgent, unless somebody more urgent waits."""
+        policy = self.scheduler._policy
+        spared = oldest(running, policy) if running else None
+        head = self.scheduler.queue.head()
+        if spared is None or (head is not None and policy.level(head) < policy.level(spared)):
+            return None
+        return spared
 
     def _check_plan(self, plan: StepPlan) -> None:
         assert plan.num_tokens <= self.setting.max_num_batched_tokens

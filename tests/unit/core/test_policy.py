@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hasten.core.policy import FirstComeFirstServed, PriorityFirst, WaitingQueue, queue_policy
+from hasten.core.policies import queue_policy
+from hasten.core.policy import FirstComeFirstServed, PriorityFirst, WaitingQueue
 from hypothesis import given
 from hypothesis import strategies as st
 

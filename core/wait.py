@@ -1,0 +1,79 @@
+"""How long a request would wait for its first token, as far as one can tell.
+
+Two things are waited for: a seat among the running, which the outputs ahead have to vacate, and
+the prompts ahead, which have to be computed. Outputs are expected to get as long as others got
+(`core.forecast`), steps to take as long as `core.latency` predicts; speculation, the prefix cache
+and clients that leave early make the truth shorter.
+
+Pure. Exercised by `pytest tests/unit/core/test_overload.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import heapify, heappush, heapreplace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from hasten.core.latency import EMPTY_STEP, StepShape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from hasten.core.latency import StepTimeModel
+    from hasten.core.request import Request
+    from hasten.core.scheduler import Scheduler
+
+
+@dataclass(slots=True)
+class WaitForecast:
+    """The forecast for one scheduler, whose steps take what `step_times` says."""
+
+    scheduler: Scheduler
+    step_times: StepTimeModel
+    max_num_batched_tokens: int
+
+    def seconds(self, ahead: Sequence[Request], num_prompt_tokens: int) -> float:
+        """From now to the first token of a prompt that lines up behind `ahead`."""
+        num_steps = self._steps_to_a_seat(ahead)
+        num_tokens = _num_uncomputed(self.scheduler.running) + _num_uncomputed(ahead)
+        return num_steps * self._decode_step_s() + self.prompt_s(num_tokens + num_prompt_tokens)
+
+    def prompt_s(self, num_tokens: int) -> float:
+        """The time that so many tokens of prompts take, with the machine to themselves."""
+        num_at_once = min(num_tokens, self.max_num_batched_tokens)
+        if num_at_once <= 0:
+            return 0.0
+        step_s = self.step_times.step_time(EMPTY_STEP.with_chunk(0, num_at_once, 1))
+        return step_s * num_tokens / num_at_once
+
+    def _steps_to_a_seat(self, ahead: Sequence[Request]) -> float:
+        """Each of `ahead` takes the seat that is free first; then it is the newcomer's turn."""
+        running, num_seats = self.scheduler.running, self.scheduler.num_seats
+        if len(running) + len(ahead) < num_seats:
+            return 0.0
+        free_at = self._steps_to_go(running)
+        heapify(free_at)
+        for num_steps in self._steps_to_go(ahead):
+            if len(free_at) < num_seats:
+                heappush(free_at, num_steps)
+            else:
+                heapreplace(free_at, free_at[0] + num_steps)
+        return free_at[0]
+
+    def _steps_to_go(self, requests: Sequence[Request]) -> list[float]:
+        ages = np.array([request.num_output_tokens for request in requests], np.int64)
+        most = np.array([request.params.max_tokens for request in requests], np.int64)
+        more: list[float] = self.scheduler.output_lengths.expected_more(ages, most - ages).tolist()
+        return more
+
+    def _decode_step_s(self) -> float:
+        running = self.scheduler.running
+        num_read = sum(request.num_tokens for request in running)
+        shape = StepShape(len(running), len(running), num_read, num_read, len(running))
+        return self.step_times.step_time(shape) if running else 0.0
+
+
+def _num_uncomputed(requests: Iterable[Request]) -> int:
+    """Prompt tokens to go; what the cache may spare those who wait is not looked up."""
+    return sum(request.num_tokens - request.num_computed_tokens for request in requests)
