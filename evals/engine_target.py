@@ -7,10 +7,12 @@ batching, prefix cache. Full distributions need the logits themselves; see `logi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from hasten.api.structured.build import make_grammars
 from hasten.api.text.chat_template import ChatTemplate, ChatTemplateError
 from hasten.api.text.tokenizer import load_tokenizer
 from hasten.core.build import ModelBinding, assemble, settle_memory, step_capacity
@@ -149,6 +151,7 @@ class EngineTarget:
             temperature=0.0,
             eos_token_ids=self._binding.model.eos_token_ids,
             ignore_eos=prompt.ignore_eos,
+            grammar=_grammar(prompt.schema) if prompt.schema else "",
         )
 
     def _check_len(self, num_tokens: int) -> None:
@@ -168,7 +171,12 @@ def _build(
     )
     step_times = profile(executor.measure, capacity, PROFILE_S)
     parts = assemble(binding, damage.executor(executor), plan, options, step_times, make_speculator)
-    return Engine(parts)
+    return Engine(replace(parts, grammars=make_grammars(options)))
+
+
+def _grammar(schema: str) -> str:
+    """What lets through the JSON of a schema and nothing else, in llguidance's form."""
+    return json.dumps({"grammars": [{"json_schema": json.loads(schema)}]})
 
 
 def _scores(
