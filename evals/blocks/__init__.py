@@ -14,8 +14,10 @@ from hasten.evals.blocks.continuation import (
     SyntheticBlock,
 )
 from hasten.evals.blocks.generation import GenerationBlock, GenerationResult
+from hasten.evals.blocks.harness import HarnessBlock, HarnessResult
 from hasten.evals.blocks.invariance import InvarianceBlock, InvarianceResult
 from hasten.evals.blocks.serving import ServingBlock, ServingResult
+from hasten.evals.blocks.structured import StructuredBlock, StructuredResult
 from hasten.evals.blocks.text import TextBlock, TextResult
 
 __all__ = ["Block", "BlockResult"]
@@ -26,7 +28,9 @@ Block = (
     | ChoiceBlock
     | ContinuationBlock
     | SyntheticBlock
+    | StructuredBlock
     | GenerationBlock
+    | HarnessBlock
     | InvarianceBlock
     | ServingBlock
 )
@@ -37,6 +41,8 @@ BlockResult = (
     | ChoiceResult
     | ContinuationResult
     | GenerationResult
+    | HarnessResult
     | InvarianceResult
     | ServingResult
+    | StructuredResult
 )

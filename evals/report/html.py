@@ -15,6 +15,7 @@ from hasten.evals.blocks.choice import ChoiceResult
 from hasten.evals.blocks.continuation import ContinuationResult
 from hasten.evals.blocks.generation import GenerationResult
 from hasten.evals.blocks.serving import ServingResult
+from hasten.evals.blocks.structured import StructuredResult
 from hasten.evals.blocks.text import TextResult
 from hasten.evals.configuration import differences
 from hasten.evals.gate import Verdict
@@ -179,6 +180,10 @@ def _accuracy_rows(record: Record) -> list[tuple[str, float, float]]:
             base = sum(item.baseline for item in result.items) / num
             cand = sum(item.candidate for item in result.items) / num
             rows.append((f"{block.name}: right answers", base, cand))
+        if isinstance(result, StructuredResult):
+            base = sum(item.baseline.fits for item in result.items) / len(result.items)
+            cand = sum(item.candidate.fits for item in result.items) / len(result.items)
+            rows.append((f"{block.name}: JSON of the schema", base, cand))
     return rows
 
 

@@ -22,6 +22,8 @@ WHAT_IT_MEANS = {
     "decode_errors": "tokens chosen while decoding that reading the same text would not choose",
     "text_changes": "answers that depend on the batch or the cache",
     "accuracy_loss": "fall in the share of right answers, item by item",
+    "schema_loss": "fall in the share of answers that fit their JSON schema",
+    "score_loss": "fall in the task's own metric, item by item",
     "likelihood_loss": "how much less likely the right answers became, per item",
     "ttft_ratio": "time to first token over the baseline's",
     "itl_ratio": "time between tokens over the baseline's",
