@@ -17,6 +17,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 import numpy as np
+from hasten.api.structured.compiler import refuse_failed
 
 if TYPE_CHECKING:
     from hasten.api.structured.compiler import Vocabulary
@@ -50,7 +51,8 @@ NUM_REMEMBERED = 12
 def completion(vocabulary: Vocabulary, matcher: LLMatcher) -> list[int] | None:
     """Tokens that lead from here to an end, none where it may end here; None when none is found.
 
-    Greedy: not always the shortest, nor always found where there is one.
+    Greedy: not always the shortest, nor always found where there is one. Raises GrammarError where
+    the grammar is too complex to look ahead.
     """
     ahead = matcher.deep_copy()
     path: list[int] = []
@@ -59,6 +61,7 @@ def completion(vocabulary: Vocabulary, matcher: LLMatcher) -> list[int] | None:
         if ahead.is_accepting():
             return _in_fewer_tokens(vocabulary, matcher, path)
         step = ahead.compute_ff_tokens() or _closing_byte(vocabulary, ahead, lately)
+        refuse_failed(ahead)
         if not step or ahead.try_consume_tokens(step) != len(step):
             return None
         path += step

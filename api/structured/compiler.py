@@ -8,15 +8,11 @@ Exercised by `pytest tests/unit/structured/test_compiler.py`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import Protocol
 
 import llguidance
 from hasten.core.loading import LoadError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hasten.api.text.tokenizer import Tokenizer
 
 MAX_GRAMMAR_LEN = 1 << 17
 """Characters: some ten milliseconds to compile. A grammar is read whole, so fuel comes too late."""
@@ -25,7 +21,7 @@ MAX_GRAMMAR_LEN = 1 << 17
 def limits() -> llguidance.LLParserLimits:
     """A mask within these takes a few milliseconds at worst, a matcher some 20 MB."""
     return llguidance.LLParserLimits(
-        max_items_in_row=1000,
+        max_items_in_row=5000,
         initial_lexer_fuel=500_000,
         step_lexer_fuel=50_000,
         step_max_items=20_000,
@@ -39,43 +35,59 @@ class GrammarError(ValueError):
     """A grammar that cannot be compiled, or that is too complex to be followed."""
 
 
+class Tokens(Protocol):
+    """What a vocabulary needs of a tokeniser (`api.text.tokenizer.Tokenizer`)."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def special_token_ids(self) -> frozenset[int]: ...
+
+    @property
+    def eos_token_id(self) -> int | None: ...
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+
 class Vocabulary:
-    """The tokens of a model as a trie of bytes. Takes a third of a second to build."""
+    """The tokens of a model as a trie of bytes. Takes a third of a second to build.
 
-    def __init__(self, tokenizer: Tokenizer, slices: Sequence[str] | None = None) -> None:
-        """`slices` are llguidance's precomputed lexemes: None for its own, none for small models.
+    Raises LoadError for a tokeniser that names no end of text.
+    """
 
-        Raises LoadError for a tokeniser that names no end of text.
-        """
-        eos_token_id = tokenizer.eos_token_id
-        if eos_token_id is None:
+    def __init__(self, tokenizer: Tokens) -> None:
+        if tokenizer.eos_token_id is None:
             raise LoadError("structured output needs a tokeniser that names its end-of-text token")
-        self.eos_token_id = eos_token_id
-        self.num_words = -(-tokenizer.vocab_size // 32)
-        self.byte_ids = _byte_ids(tokenizer)
-        self.trie = llguidance.LLTokenizer(
-            llguidance.TokenizerWrapper(_Tokens(tokenizer, eos_token_id)),
-            n_vocab=tokenizer.vocab_size,
-            slices=None if slices is None else list(slices),
-        )
+        tokens = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
+        self.eos_token_id = tokenizer.eos_token_id
+        self.num_words = -(-len(tokens) // 32)
+        # From the last to the first, so that of equal tokens the first stays.
+        self.byte_ids = {t[0]: i for i, t in reversed(list(enumerate(tokens))) if len(t) == 1}
+        wrapped = llguidance.TokenizerWrapper(_Wrapped(tokenizer, tokens))
+        # The lexemes that it prepares are worth their time only for large vocabularies.
+        slices = None if len(tokens) > len(self.byte_ids) + 1 else []
+        self.trie = llguidance.LLTokenizer(wrapped, n_vocab=len(tokens), slices=slices)
 
     def matcher(self, grammar: str) -> llguidance.LLMatcher:
         """At the beginning of an output. Raises GrammarError."""
         matcher = llguidance.LLMatcher(self.trie, grammar, log_level=0, limits=limits())
-        if matcher.is_error():
-            raise GrammarError(first_line(matcher.get_error()))
+        refuse_failed(matcher)
         return matcher
 
 
-class _Tokens:
+class _Wrapped:
     """What llguidance wants to know of a tokeniser."""
 
-    def __init__(self, tokenizer: Tokenizer, eos_token_id: int) -> None:
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokens, tokens: list[bytes]) -> None:
         self._tokenizer = tokenizer
-        self.eos_token_id = eos_token_id
-        self.bos_token_id = tokenizer.bos_token_id
+        self.eos_token_id = tokenizer.eos_token_id
         # Special tokens are no text, so no grammar over text allows them.
-        self.tokens = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
+        self.tokens = tokens
         self.special_token_ids = sorted(tokenizer.special_token_ids)
 
     def __call__(self, text: bytes | str) -> list[int]:
@@ -84,25 +96,37 @@ class _Tokens:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
 
-def _byte_ids(tokenizer: Tokenizer) -> dict[int, int]:
-    """The token that is just one byte, for each byte that has one."""
-    found: dict[int, int] = {}
-    for token_id in range(tokenizer.vocab_size):
-        raw = tokenizer.token_bytes(token_id)
-        if len(raw) == 1:
-            found.setdefault(raw[0], token_id)
-    return found
+class _Bytes:
+    """The vocabulary of bytes, and an end of text: what a grammar takes is the same with any."""
+
+    vocab_size = 257
+    eos_token_id = 256
+    special_token_ids = frozenset({256})
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id]) if token_id < 256 else b""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:  # noqa: ARG002  the interface
+        return list(text.encode())
 
 
-def check_grammar(grammar: str) -> None:
-    """Raises GrammarError for one that no vocabulary could be matched against."""
-    if len(grammar) > MAX_GRAMMAR_LEN:
-        raise GrammarError(f"holds {len(grammar)} characters, at most {MAX_GRAMMAR_LEN}")
-    is_wrong, messages = llguidance.LLMatcher.validate_grammar_with_warnings(
-        grammar, limits=limits()
-    )
-    if is_wrong:
-        raise GrammarError(first_line(messages[0]))
+@lru_cache(1)
+def byte_vocabulary() -> Vocabulary:
+    """For checking grammars where no model is: built in no time."""
+    return Vocabulary(_Bytes())
+
+
+def refuse_failed(matcher: llguidance.LLMatcher) -> None:
+    """Raises GrammarError for a matcher that cannot go on."""
+    if matcher.is_error():
+        raise GrammarError(_KNOWN.get(error := first_line(matcher.get_error()), error))
+
+
+_KNOWN = {
+    "": "is too complex",
+    "NoExtension": "allows no output",
+    "NoExtensionBias": "allows no output",
+}
 
 
 def first_line(message: str) -> str:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from hasten.api.structured.closing import Closing, completion
-from hasten.api.structured.compiler import GrammarError, first_line
+from hasten.api.structured.compiler import GrammarError, refuse_failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -57,7 +57,8 @@ class _Constraint:
         """Take the accepted tokens that are new. Raises GrammarError for a forbidden one."""
         new = request.token_ids[request.num_prompt_tokens + self.num_followed :]
         if self.matcher.try_consume_tokens(new) != len(new):
-            raise GrammarError(first_line(self.matcher.get_error()) or "a token was not allowed")
+            refuse_failed(self.matcher)
+            raise GrammarError("a token was not allowed")
         self.num_followed += len(new)
 
 
@@ -153,8 +154,7 @@ class GrammarMasks:
             matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         else:
             _allow(row, only)
-        if matcher.is_error():
-            raise GrammarError(first_line(matcher.get_error()))
+        refuse_failed(matcher)
         self._name_the_end(constraint, row)
 
     def _name_the_end(self, constraint: _Constraint, row: U32) -> None:
