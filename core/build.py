@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from hasten.core.blocks import BlockManager
+from hasten.core.drafter import FEATURE_BYTES, compile_drafters, join_kv_groups, load_drafters
 from hasten.core.engine import Engine, EngineParts
 from hasten.core.host import available_memory_bytes
 from hasten.core.latency import FirstTokenBudget, ItlBudget, StepTimeModel
@@ -47,15 +48,15 @@ from hasten.kernels.dtypes import DType
 from hasten.kernels.program import Capacity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
+    from hasten.core.drafter import Drafter, DrafterModel
     from hasten.core.loading import LoadedModel
     from hasten.core.models import KVFormat
     from hasten.core.options import EngineOptions, SchedulerOptions
     from hasten.core.protocols import (
         Executor,
         Grammars,
-        Speculator,
         SpeculatorFactory,
     )
     from hasten.kernels.backend import Backend
@@ -101,6 +102,7 @@ class ModelBinding:
     kv_format: KVFormat
     program: Program
     notes: tuple[str, ...] = ()
+    drafters: tuple[DrafterModel, ...] = ()
 
     @classmethod
     def resolve(cls, model: LoadedModel, backend: Backend, options: EngineOptions) -> ModelBinding:
@@ -135,9 +137,28 @@ class ModelBinding:
             binding = cls.resolve(model, backend, options)
             reason = first_refusal(backend, binding.program, model.weights)
             if reason is None:
-                return replace(binding, notes=(*notes, *binding.notes))
+                return replace(binding, notes=(*notes, *binding.notes)).with_drafters(options)
             notes.append(f"kernels {name} cannot run this model: {reason}")
         raise UnsupportedOpError("; ".join(notes))
+
+    def with_drafters(self, options: EngineOptions) -> ModelBinding:
+        """This, with the drafters that the options ask for and what they need of the model.
+
+        Raises ConfigurationError and LoadError.
+        """
+        kv_dtype = _plain_kv_dtype(self.kv_format, self.activation_dtype)
+        drafters = load_drafters(options, self.model, self.activation_dtype, kv_dtype)
+        if not drafters:
+            return self
+        layers = {layer for drafter in drafters for layer in drafter.feature_layers}
+        program = self.model.build_program(self.activation_dtype, self.kv_format, layers)
+        return replace(self, program=join_kv_groups(program, drafters), drafters=drafters)
+
+    @property
+    def num_own_groups(self) -> int:
+        """KV groups of the model itself; those of the drafters come behind."""
+        num_drafters = sum(len(drafter.program.kv_groups) for drafter in self.drafters)
+        return len(self.program.kv_groups) - num_drafters
 
     def identity(self) -> dict[str, str]:
         """Everything about it that may change a result."""
@@ -176,7 +197,9 @@ def build_engine(
         )
     with phases.timed("profile"):
         step_times = profile(executor.measure, capacity, PROFILE_BUDGET_S)
-    parts = assemble(binding, executor, plan, options, step_times, make_speculator)
+    with phases.timed("drafters"):
+        drafters = add_drafters(binding, executor, capacity)
+    parts = assemble(binding, executor, plan, options, step_times, make_speculator, drafters)
     parts = replace(parts, grammars=grammars)
     report(f"{parts.ready.model_name}: {describe(binding)}")
     for line in (*binding.notes, *plan.lines(), phases.line()):
@@ -189,21 +212,37 @@ def build_engine(
     return engine
 
 
+def add_drafters(
+    binding: ModelBinding, executor: InProcessExecutor, capacity: Capacity
+) -> tuple[Drafter, ...]:
+    """The binding's drafters over the executor's KV cache, which keeps the features they read."""
+    drafters = compile_drafters(
+        binding.drafters,
+        binding.backend,
+        executor.kv_cache,
+        binding.num_own_groups,
+        capacity,
+        binding.model.config.hidden_size,
+    )
+    for drafter in drafters:
+        if drafter.features is not None:
+            executor.keep_features(drafter.features)
+    return drafters
+
+
 def settle_memory(binding: ModelBinding, options: EngineOptions) -> MemoryPlan:
     """The memory plan of this model under these options. Raises ConfigurationError."""
     cache, scheduling = options.cache, options.scheduler
     max_len = binding.model.config.max_position_embeddings
     return plan_memory(
         MemoryDemand(
-            weights_bytes=binding.model.num_bytes,
+            weights_bytes=binding.model.num_bytes
+            + sum(drafter.num_bytes for drafter in binding.drafters),
             activation_bytes=activation_bytes(binding.program, step_capacity(options, max_len)),
             available_bytes=available_memory_bytes(),
             utilization=cache.gpu_memory_utilization,
             kv_cache_memory_bytes=cache.kv_cache_memory_bytes,
-            groups=tuple(
-                GroupSize(binding.backend.kv_block_bytes(spec, cache.block_size), spec.window)
-                for spec in binding.program.kv_groups
-            ),
+            groups=tuple(_group_sizes(binding, cache.block_size)),
             block_size=cache.block_size,
             max_num_seqs=scheduling.max_num_seqs,
             max_num_batched_tokens=scheduling.max_num_batched_tokens,
@@ -211,6 +250,18 @@ def settle_memory(binding: ModelBinding, options: EngineOptions) -> MemoryPlan:
             max_model_len=options.model.max_model_len,
         )
     )
+
+
+def _group_sizes(binding: ModelBinding, block_size: int) -> Iterator[GroupSize]:
+    """Blocks of each KV group; features are counted with the groups of who reads them."""
+    extra_bytes = [0] * binding.num_own_groups
+    for drafter in binding.drafters:
+        width = len(drafter.feature_layers) * binding.model.config.hidden_size
+        others = [0] * (len(drafter.program.kv_groups) - 1)
+        extra_bytes += [width * FEATURE_BYTES * block_size, *others]
+    for spec, extra in zip(binding.program.kv_groups, extra_bytes, strict=True):
+        block_bytes = binding.backend.kv_block_bytes(spec, block_size)
+        yield GroupSize(block_bytes + extra, spec.window)
 
 
 def step_capacity(options: EngineOptions, max_model_len: int) -> Capacity:
@@ -232,6 +283,7 @@ def assemble(
     options: EngineOptions,
     step_times: StepTimeModel,
     make_speculator: SpeculatorFactory | None = None,
+    drafters: Sequence[Drafter] = (),
 ) -> EngineParts:
     """The parts of an engine that runs `executor` within `plan`.
 
@@ -254,7 +306,14 @@ def assemble(
         ItlBudget(step_times, scheduling.step_limit_s, plan.block_size),
         first_tokens=FirstTokenBudget(step_times, plan.block_size),
     )
-    speculator = _speculator(options, step_times, make_speculator)
+    speculator = None
+    if make_speculator is not None:
+        speculator = make_speculator(options, step_times, drafters, blocks)
+    elif options.speculation.spec_method != "off":
+        raise ConfigurationError(
+            f"--spec-method {options.speculation.spec_method}: "
+            "this engine is built without speculation"
+        )
     spec_methods = frozenset[str]() if speculator is None else speculator.methods
     return EngineParts(
         scheduler=scheduler,
@@ -276,19 +335,6 @@ def _overload(
     limits = QueueLimits(options.max_queue_len, None if wait_ms is None else wait_ms / 1000)
     forecast = WaitForecast(scheduler, step_times, options.max_num_batched_tokens)
     return Overload(scheduler, limits, forecast)
-
-
-def _speculator(
-    options: EngineOptions, step_times: StepTimeModel, make: SpeculatorFactory | None
-) -> Speculator | None:
-    if make is not None:
-        return make(options, step_times)
-    method = options.speculation.spec_method
-    if method != "off":
-        raise ConfigurationError(
-            f"--spec-method {method}: this engine is built without speculation"
-        )
-    return None
 
 
 def describe(binding: ModelBinding) -> str:
@@ -343,6 +389,12 @@ def _refuse_unsupported(options: EngineOptions) -> None:
         raise ConfigurationError(
             f"--tensor-parallel-size {options.execution.tensor_parallel_size} is not supported yet"
         )
+
+
+def _plain_kv_dtype(kv_format: KVFormat, activations: DType) -> DType:
+    """What drafters keep: as the model, but nothing that has to be probed."""
+    dtypes = set(kv_format.dtypes)
+    return activations if DType.FP8_E4M3 in dtypes else kv_format.dtypes[0]
 
 
 def _activation_dtype(options: EngineOptions, backend: Backend) -> DType:

@@ -70,6 +70,9 @@ class CacheOptions:
     )
     block_size: int = option(16, "tokens per block")
     enable_prefix_caching: bool = option(True, "reuse the KV of equal prefixes")
+    isolate_cache_by_key: bool = option(
+        False, "reuse it within one API key only: what is fast tells nobody what others asked"
+    )
 
     def __post_init__(self) -> None:
         _require(
@@ -139,7 +142,7 @@ class ExecutionOptions:
             _require(self.num_threads >= 1, "--num-threads must be at least 1")
 
 
-SPEC_METHODS = ("ngram", "suffix")
+SPEC_METHODS = ("ngram", "suffix", "draft", "eagle")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +151,19 @@ class SpeculationOptions:
 
     spec_method: str = option(
         "off",
-        "what guesses: ngram (the request's own text), suffix (other requests' text too), auto "
-        "(whichever promises most)",
+        "what guesses: ngram (the request's own text), suffix (other requests' text too), draft "
+        "(a smaller model), eagle (a head trained for the model), auto (of all that there are, "
+        "whichever promises most)",
         ("off", *SPEC_METHODS, "auto"),
     )
     spec_depth: str = option(
         "auto", "tokens guessed per request and step: auto (as many as pay), or 0 to 16"
     )
     spec_max_depth: int = option(MAX_DEPTH, "most tokens guessed, 0 to 16")
+    spec_draft_model: str | None = option(
+        None, "smaller model with the same vocabulary, for draft and auto"
+    )
+    spec_eagle_head: str | None = option(None, "directory of an EAGLE head, for eagle and auto")
 
     def __post_init__(self) -> None:
         allowed = range(MAX_DEPTH + 1)
@@ -164,6 +172,21 @@ class SpeculationOptions:
             f"--spec-depth must be auto or from 0 to {MAX_DEPTH}, got {self.spec_depth}",
         )
         _require(self.spec_max_depth in allowed, f"--spec-max-depth must be from 0 to {MAX_DEPTH}")
+        _require(
+            self.spec_method != "draft" or self.spec_draft_model is not None,
+            "--spec-method draft needs a --spec-draft-model",
+        )
+        _require(
+            self.spec_method != "eagle" or self.spec_eagle_head is not None,
+            "--spec-method eagle needs an --spec-eagle-head",
+        )
+        for name in ("draft_model", "eagle_head"):
+            method = name.partition("_")[0]
+            _require(
+                getattr(self, f"spec_{name}") is None or self.spec_method in (method, "auto"),
+                f"--spec-{name.replace('_', '-')} is of no use with "
+                f"--spec-method {self.spec_method}",
+            )
         if self.fixed_depth is not None:
             _require(
                 self.fixed_depth <= self.spec_max_depth,
@@ -179,7 +202,8 @@ class SpeculationOptions:
     def methods(self) -> tuple[str, ...]:
         """The proposers that are to be made."""
         if self.spec_method == "auto":
-            return SPEC_METHODS
+            needs = {"draft": self.spec_draft_model, "eagle": self.spec_eagle_head}
+            return tuple(name for name in SPEC_METHODS if needs.get(name, "") is not None)
         return () if self.spec_method == "off" else (self.spec_method,)
 
 
@@ -204,6 +228,16 @@ class ServerOptions:
     ssl_certfile: str | None = option(None, "TLS, with the certificate chain in this file")
     ssl_keyfile: str | None = option(None, "its private key")
     api_key: str | None = option(None, "require this bearer token")
+    api_key_file: str | None = option(
+        None, "require one of the keys of this file (docs/security.md); `hasten key` makes them"
+    )
+    allowed_origins: str | None = option(
+        None, "let pages of these origins call the API (CORS): URLs with commas between, or *"
+    )
+    restart_engine: bool = option(False, "start the engine again when it dies")
+    log_requests: bool = option(False, "log a line for each request, without texts")
+    log_prompts: bool = option(False, "log the texts of prompts too")
+    log_format: str = option("text", "how log lines look", ("text", "json"))
     shutdown_timeout_s: float = option(30.0, "how long open requests may finish after SIGTERM")
     stall_timeout_s: float = option(60.0, "end an engine that hangs in one step for so long")
     require_eval: str | None = option(
@@ -227,6 +261,9 @@ class ServerOptions:
                 self.require_eval is not None or getattr(self, name) is None,
                 f"--{name.replace('_', '-')} goes with --require-eval",
             )
+        _require(
+            self.log_requests or not self.log_prompts, "--log-prompts goes with --log-requests"
+        )
         _require(self.shutdown_timeout_s >= 0, "--shutdown-timeout-s must not be negative")
         _require(self.stall_timeout_s > 0, "--stall-timeout-s must be positive")
 

@@ -15,6 +15,7 @@ from hasten.kernels.step import GroupTables, SamplingRows, StepBatch
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from hasten.core.drafter import FeatureStore
     from hasten.core.latency import Chunk
     from hasten.kernels.backend import Backend, KVPlan
     from hasten.kernels.program import Capacity, Program, WeightName
@@ -36,9 +37,17 @@ class InProcessExecutor:
         self.kv_cache = backend.allocate_kv(kv_plan)
         self._executable = backend.compile(program, weights, self.kv_cache, capacity)
         self._capacity = capacity
+        self._feature_stores: list[FeatureStore] = []
+
+    def keep_features(self, store: FeatureStore) -> None:
+        """Hand what each step taps to `store`."""
+        self._feature_stores.append(store)
 
     def execute(self, batch: StepBatch) -> StepResult:
-        return self._executable.run(batch)
+        result = self._executable.run(batch)
+        for store in self._feature_stores:
+            store.take(batch, self._executable)
+        return result
 
     def measure(self, chunks: Sequence[Chunk]) -> float:
         """Seconds of one step of these chunks. It writes to the null block alone."""

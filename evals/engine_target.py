@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from hasten.api.structured.build import make_grammars
 from hasten.api.text.chat_template import ChatTemplate, ChatTemplateError
 from hasten.api.text.tokenizer import load_tokenizer
-from hasten.core.build import ModelBinding, assemble, settle_memory, step_capacity
+from hasten.core.build import ModelBinding, add_drafters, assemble, settle_memory, step_capacity
 from hasten.core.engine import Engine
 from hasten.core.params import GenerationParams
 from hasten.core.runner import InProcessExecutor
@@ -170,7 +170,10 @@ def _build(
         binding.backend, binding.program, binding.model.weights, kv_plan, capacity
     )
     step_times = profile(executor.measure, capacity, PROFILE_S)
-    parts = assemble(binding, damage.executor(executor), plan, options, step_times, make_speculator)
+    drafters = add_drafters(binding, executor, capacity)
+    parts = assemble(
+        binding, damage.executor(executor), plan, options, step_times, make_speculator, drafters
+    )
     return Engine(replace(parts, grammars=make_grammars(options)))
 
 

@@ -33,6 +33,8 @@ REQUEST_FADE, REQUEST_PRIOR = 0.97, 2.0
 LEAST_EXPECTED = 1e-6
 MOST = 0.99
 """No guess is believed more than this."""
+USUAL_CONFIDENCE = 0.7
+"""What a proposer that has not guessed yet is taken to say of each guess."""
 
 
 class _Ratio:
@@ -57,7 +59,16 @@ class AcceptanceHistory:
     def __init__(self) -> None:
         self._first = _Ratio(PROPOSER_FADE, PROPOSER_PRIOR)
         self._positions = [_Ratio(PROPOSER_FADE, PROPOSER_PRIOR) for _ in range(NUM_POSITIONS)]
+        self._confidences = [
+            _Ratio(PROPOSER_FADE, PROPOSER_PRIOR, USUAL_CONFIDENCE) for _ in range(NUM_POSITIONS)
+        ]
         self._requests: dict[RequestId, _Ratio] = {}
+
+    def expected(self, request_id: RequestId, depth: int) -> list[float]:
+        """The survivals of a draft that is not made yet, by what confidences have usually been."""
+        usual = [confidence.factor for confidence in self._confidences]
+        more = usual[-1:] * (depth - NUM_POSITIONS)
+        return self.survivals(request_id, [*usual[:depth], *more])
 
     def survivals(
         self, request_id: RequestId, confidences: Sequence[float], least: float = 0.0
@@ -83,6 +94,8 @@ class AcceptanceHistory:
         came: Sequence[int],
     ) -> None:
         """Learn from a draft and the tokens that came instead of it."""
+        for i, confidence in enumerate(confidences[:NUM_POSITIONS]):
+            self._confidences[i].observe(confidence, 1.0)
         request = self._request(request_id)
         num_right, num_expected = 0, 0.0
         for i, (guess, token_id) in enumerate(zip(drafted, came, strict=False)):

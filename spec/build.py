@@ -8,22 +8,34 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hasten.spec.depth import DepthController, StepLimits
+from hasten.spec.drafter import DrafterProposer
 from hasten.spec.ngram import NgramProposer
 from hasten.spec.speculator import Speculator
 from hasten.spec.suffix import SuffixProposer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from hasten.core.blocks import BlockManager
+    from hasten.core.drafter import Drafter
     from hasten.core.latency import StepTimeModel
     from hasten.core.options import EngineOptions
     from hasten.spec.proposer import Proposer
 
 PROPOSERS: dict[str, Callable[[], Proposer]] = {"ngram": NgramProposer, "suffix": SuffixProposer}
+"""Those that need no model."""
 
 
-def make_speculator(options: EngineOptions, step_times: StepTimeModel) -> Speculator | None:
-    """The speculator that `options` ask for; None for `--spec-method off`."""
+def make_speculator(
+    options: EngineOptions,
+    step_times: StepTimeModel,
+    drafters: Sequence[Drafter] = (),
+    blocks: BlockManager | None = None,
+) -> Speculator | None:
+    """The speculator that `options` ask for; None for `--spec-method off`.
+
+    `blocks` are those of the engine, which `drafters` write into.
+    """
     speculation, scheduling = options.speculation, options.scheduler
     if not speculation.methods:
         return None
@@ -34,8 +46,18 @@ def make_speculator(options: EngineOptions, step_times: StepTimeModel) -> Specul
         min_chunk=options.cache.block_size,
     )
     return Speculator(
-        {name: PROPOSERS[name]() for name in speculation.methods},
+        {name: PROPOSERS[name]() for name in speculation.methods if name in PROPOSERS},
         DepthController(step_times, limits),
         speculation.spec_max_depth,
         speculation.fixed_depth,
+        _drafting(drafters, blocks),
     )
+
+
+def _drafting(
+    drafters: Sequence[Drafter], blocks: BlockManager | None
+) -> dict[str, DrafterProposer]:
+    if not drafters:
+        return {}
+    assert blocks is not None, "drafters write into blocks"
+    return {drafter.model.name: DrafterProposer(drafter, blocks) for drafter in drafters}

@@ -133,6 +133,15 @@ class DepthController:
             self._depths[candidate.request_id] = depth
         return self._explore(choice, depths)
 
+    def plan(self, candidates: Sequence[Candidate], beside: StepShape, pass_s: float) -> list[int]:
+        """How deep to draft with a model: `survivals` are expected, each level costs a pass.
+
+        What comes of it is trimmed by `choose`, which knows the drafts.
+        """
+        if not any(candidate.survivals for candidate in candidates):
+            return [0] * len(candidates)
+        return _Choice.among(self, candidates, beside, pass_s).best()
+
     def learn(self, num_kept: float, slowdown: float) -> None:
         """Take in a step: the tokens that a request kept in it, on average, and what that took.
 
@@ -142,18 +151,21 @@ class DepthController:
         self._baseline = self._baseline * GAIN_FADE + slowdown
 
     def slowdown_of(
-        self, num_tokens: Sequence[int], depths: Sequence[int], pass_s: float = 0.0
+        self, num_tokens: Sequence[int], depths: Sequence[int], drafting_s: float = 0.0
     ) -> float:
-        """Predicted time of a step of these requests and depths over that without drafts."""
+        """Predicted time of a step of these requests and depths over that without drafts.
+
+        Making them took `drafting_s`.
+        """
         base = _decoding(num_tokens, EMPTY_STEP)
         plain_s = self.step_times.step_time(base)
         num_drafts = sum(depths)
-        if num_drafts == 0 or plain_s <= 0:
+        if plain_s <= 0:
             return 1.0
         extra_s = self.step_times.row_times(base, num_drafts)
         reads = sum(length * depth for length, depth in zip(num_tokens, depths, strict=True))
         draft_s = extra_s[num_drafts] - extra_s[0] + self.step_times.pair_s * reads
-        return 1.0 + (draft_s + pass_s * max(depths)) / plain_s
+        return 1.0 + (draft_s + drafting_s) / plain_s
 
     def forget(self, request_id: RequestId) -> None:
         self._depths.pop(request_id, None)

@@ -2,8 +2,10 @@
 
     1. compare what came with what was drafted before          (`spec.acceptance`)
     2. ask the proposers, for requests where that is worth it   (`spec.ngram`, `spec.suffix`)
-    3. turn confidences into survivals, pick the best proposer for each request
-    4. choose all depths together, and trim                     (`spec.depth`)
+    3. let drafters draft, for requests whose usual drafts are worth more than those guesses and
+       the passes, as deep as they are worth that               (`spec.drafter`)
+    4. of what was guessed, take the best for each request
+    5. choose all depths together, and trim                     (`spec.depth`)
 
 Terms are those of `spec.proposer` and `spec.depth`. Implements `core.protocols.Speculator`.
 Exercised by `pytest tests/unit/spec/test_speculator.py tests/cpu/spec`.
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from hasten.core.latency import StepShape
     from hasten.core.request import Request, RequestId
     from hasten.spec.depth import DepthController
+    from hasten.spec.drafter import DrafterProposer
     from hasten.spec.proposer import Proposer
 
 
@@ -32,6 +35,9 @@ class _Guess(NamedTuple):
 
     token_ids: Sequence[int]
     survivals: Sequence[float]
+
+    def worth(self, line: float) -> float:
+        return _worth(self.survivals, line)
 
 
 NO_GUESS = _Guess((), ())
@@ -72,16 +78,60 @@ class _Method:
         self.worths.pop(request_id, None)
 
 
+@dataclass(slots=True, eq=False)
+class _DraftingMethod:
+    """A drafter and its history."""
+
+    proposer: DrafterProposer
+    history: AcceptanceHistory = field(default_factory=AcceptanceHistory)
+
+    def forget(self, request_id: RequestId) -> None:
+        self.proposer.forget(request_id)
+        self.history.forget(request_id)
+
+
+@dataclass(slots=True)
+class _Turn:
+    """One call: who decodes, how deep at most, and the best guess for each so far."""
+
+    requests: Sequence[Request]
+    limits: Sequence[int]
+    num_tokens: Sequence[int]
+    beside: StepShape
+    best: dict[int, tuple[float, _Guess]] = field(default_factory=dict)
+
+    def offer(self, idx: int, worth: float, guess: _Guess) -> None:
+        if guess.token_ids and (idx not in self.best or worth > self.best[idx][0]):
+            self.best[idx] = worth, guess
+
+    def worth_at(self, idx: int) -> float:
+        return self.best[idx][0] if idx in self.best else 0.0
+
+    def guesses(self) -> list[_Guess]:
+        return [
+            self.best[idx][1] if idx in self.best else NO_GUESS for idx in range(len(self.requests))
+        ]
+
+    def candidates(self, survivals: Sequence[Sequence[float]]) -> list[Candidate]:
+        return [
+            Candidate(request.request_id, count, each)
+            for request, count, each in zip(self.requests, self.num_tokens, survivals, strict=True)
+        ]
+
+
 class _Pending(NamedTuple):
     """What a method drafted for a request of then so many tokens."""
 
-    method: _Method
+    method: _Method | _DraftingMethod
     num_tokens: int
     draft: Draft
 
 
 class Speculator:
-    """Drafts with `proposers`, by name; at most `max_depth` deep, or always `fixed_depth`."""
+    """Drafts with `proposers` and `drafters`, by name.
+
+    At most `max_depth` deep, or always `fixed_depth`.
+    """
 
     def __init__(
         self,
@@ -89,8 +139,12 @@ class Speculator:
         controller: DepthController,
         max_depth: int,
         fixed_depth: int | None = None,
+        drafters: Mapping[str, DrafterProposer] | None = None,
     ) -> None:
         self._methods = {name: _Method(proposer) for name, proposer in proposers.items()}
+        self._drafters = {
+            name: _DraftingMethod(drafter) for name, drafter in (drafters or {}).items()
+        }
         self._controller = controller
         self._max_depth = max_depth if fixed_depth is None else fixed_depth
         self._is_fixed = fixed_depth is not None
@@ -100,7 +154,7 @@ class Speculator:
 
     @property
     def methods(self) -> frozenset[str]:
-        return frozenset((*self._methods, "auto"))
+        return frozenset((*self._methods, *self._drafters, "auto"))
 
     @property
     def gain(self) -> float:
@@ -118,12 +172,19 @@ class Speculator:
         limits = [
             self._limit(request, depth) for request, depth in zip(requests, max_depths, strict=True)
         ]
-        guesses = self._guesses(requests, limits, num_tokens)
-        if guesses is None:
-            self._slowdown = 1.0
+        turn = _Turn(requests, limits, num_tokens, beside)
+        price = 0.0 if self._is_fixed else self._controller.price(num_tokens)
+        line = self._controller.line(num_tokens, price)
+        self._ask_all(turn, price, line)
+        drafting_s = sum(
+            self._draft(name, method, turn, price, line) for name, method in self._drafters.items()
+        )
+        if not turn.best:
+            self._slowdown = self._controller.slowdown_of(num_tokens, [0], drafting_s)
             return [()] * len(requests)
-        depths = self._depths(requests, num_tokens, guesses, beside)
-        self._slowdown = self._controller.slowdown_of(num_tokens, depths)
+        guesses = turn.guesses()
+        depths = self._depths(turn, guesses)
+        self._slowdown = self._controller.slowdown_of(num_tokens, depths, drafting_s)
         return [guess.token_ids[:depth] for guess, depth in zip(guesses, depths, strict=True)]
 
     def forget(self, request_id: RequestId) -> None:
@@ -131,6 +192,8 @@ class Speculator:
         self._controller.forget(request_id)
         for method in self._methods.values():
             method.forget(request_id)
+        for drafter in self._drafters.values():
+            drafter.forget(request_id)
 
     def _learn(self, requests: Sequence[Request]) -> None:
         """Compare what was drafted last with what came; without drafts, one token did."""
@@ -152,74 +215,125 @@ class Speculator:
         limit = min(self._max_depth, max_depth)
         return limit if wanted.max_depth is None else min(limit, wanted.max_depth)
 
-    def _depths(
-        self,
-        requests: Sequence[Request],
-        num_tokens: Sequence[int],
-        guesses: Sequence[_Guess],
-        beside: StepShape,
-    ) -> list[int]:
+    def _depths(self, turn: _Turn, guesses: Sequence[_Guess]) -> list[int]:
         if self._is_fixed:
             return [len(guess.token_ids) for guess in guesses]
-        candidates = [
-            Candidate(request.request_id, count, guess.survivals)
-            for request, count, guess in zip(requests, num_tokens, guesses, strict=True)
-        ]
-        return self._controller.choose(candidates, beside)
+        return self._controller.choose(
+            turn.candidates([guess.survivals for guess in guesses]), turn.beside
+        )
 
-    def _guesses(
-        self, requests: Sequence[Request], limits: Sequence[int], num_tokens: Sequence[int]
-    ) -> list[_Guess] | None:
-        """The best guess for each request, of the proposers that are asked; None without any."""
-        price = 0.0 if self._is_fixed else self._controller.price(num_tokens)
-        line = self._controller.line(num_tokens, price)
-        best: dict[int, tuple[float, _Guess]] = {}
+    def _ask_all(self, turn: _Turn, price: float, line: float) -> None:
+        """Ask the proposers that take hardly any time."""
         for name, method in self._methods.items():
             least = price * method.proposer.request_s
             depths = [
                 limit if limit > 0 and self._is_worth_asking(name, request, least) else 0
-                for request, limit in zip(requests, limits, strict=True)
+                for request, limit in zip(turn.requests, turn.limits, strict=True)
             ]
             if not any(depths):
                 continue
-            for idx, guess in self._ask(method, requests, depths, CONSIDERED * line):
-                worth = sum([s - line for s in guess.survivals if s > line])
-                method.note_worth(requests[idx].request_id, worth, least)
-                if guess.token_ids and (idx not in best or worth > best[idx][0]):
-                    best[idx] = worth, guess
-        if not best:
-            return None
-        return [best[idx][1] if idx in best else NO_GUESS for idx in range(len(requests))]
+            drafts = method.proposer.propose(turn.requests, depths)
+            for idx, guess in self._judge(method, turn, depths, drafts, CONSIDERED * line):
+                worth = guess.worth(line)
+                method.note_worth(turn.requests[idx].request_id, worth, least)
+                turn.offer(idx, worth, guess)
 
     def _is_worth_asking(self, name: str, request: Request, least: float) -> bool:
         """Whether this method may draft for the request, and lately was worth its own time.
 
         Where it was not, it is asked now and then.
         """
-        if request.params.speculative.method not in (None, "auto", name):
+        if not _may_use(name, request):
             return False
         if (self._num_steps + request.arrival) % EXPLORE_EVERY == 0:
             return True
         return self._methods[name].is_worth(request.request_id, least)
 
-    def _ask(
+    def _draft(
+        self, name: str, method: _DraftingMethod, turn: _Turn, price: float, line: float
+    ) -> float:
+        """Let a drafter draft where that is worth it; returns the seconds that it takes, about."""
+        drafter = method.proposer
+        limits = [
+            min(limit, drafter.limit(request)) if limit > 0 and _may_use(name, request) else 0
+            for request, limit in zip(turn.requests, turn.limits, strict=True)
+        ]
+        if not any(limits):
+            return 0.0
+        pass_s = drafter.pass_s([n for n, d in zip(turn.num_tokens, limits, strict=True) if d])
+        depths = limits
+        if not self._is_fixed:
+            expected = self._expected(method, turn, limits, price, line)
+            depths = self._controller.plan(turn.candidates(expected), turn.beside, pass_s)
+            depths = self._explore(depths, limits, method, turn)
+        if not any(depths):
+            return 0.0
+        drafts = drafter.propose(turn.requests, depths, CONSIDERED * line)
+        for idx, guess in self._judge(method, turn, depths, drafts, CONSIDERED * line):
+            turn.offer(idx, guess.worth(line), guess)
+        return pass_s * max((len(draft.token_ids) for draft in drafts), default=1)
+
+    def _expected(
         self,
-        method: _Method,
-        requests: Sequence[Request],
+        method: _DraftingMethod,
+        turn: _Turn,
+        limits: Sequence[int],
+        price: float,
+        line: float,
+    ) -> list[Sequence[float]]:
+        """Survivals of the drafts to be made; none where a guess at hand is worth more."""
+        expected: list[Sequence[float]] = []
+        for idx, (request, limit) in enumerate(zip(turn.requests, limits, strict=True)):
+            survivals = method.history.expected(request.request_id, limit)
+            worth = _worth(survivals, line) - price * method.proposer.catch_up_s(request)
+            expected.append(survivals if worth > turn.worth_at(idx) else ())
+        return expected
+
+    def _explore(
+        self, depths: list[int], limits: Sequence[int], method: _DraftingMethod, turn: _Turn
+    ) -> list[int]:
+        """Where drafting was not worth it, now and then try one guess, for one request at hand."""
+        turn_idx, is_rest = divmod(self._num_steps, EXPLORE_EVERY)
+        if is_rest or any(depths):
+            return depths
+        near = [
+            idx
+            for idx, request in enumerate(turn.requests)
+            if limits[idx] and method.proposer.catch_up_s(request) == 0.0
+        ]
+        if near:
+            depths[near[turn_idx % len(near)]] = 1
+        return depths
+
+    def _judge(
+        self,
+        method: _Method | _DraftingMethod,
+        turn: _Turn,
         depths: Sequence[int],
+        drafts: Sequence[Draft],
         least_survival: float,
     ) -> Iterator[tuple[int, _Guess]]:
-        """The guesses of one method, with the index of the request that each is for."""
-        drafts = method.proposer.propose(requests, depths)
-        for idx, (request, depth, draft) in enumerate(zip(requests, depths, drafts, strict=True)):
+        """What one method's drafts are worth, with the index of the request that each is for."""
+        for idx, (request, depth, draft) in enumerate(
+            zip(turn.requests, depths, drafts, strict=True)
+        ):
             if depth == 0:
                 continue
             if draft is NO_DRAFT:
                 yield idx, NO_GUESS
                 continue
-            pending = _Pending(method, len(request.token_ids), draft)
+            pending = _Pending(method, turn.num_tokens[idx], draft)
             self._pending.setdefault(request.request_id, []).append(pending)
             survivals = method.history.survivals(
                 request.request_id, draft.confidences, least_survival
             )
             yield idx, _Guess(draft.token_ids, survivals)
+
+
+def _may_use(name: str, request: Request) -> bool:
+    return request.params.speculative.method in (None, "auto", name)
+
+
+def _worth(survivals: Sequence[float], line: float) -> float:
+    """Expected tokens above what the positions cost."""
+    return sum([survival - line for survival in survivals if survival > line])

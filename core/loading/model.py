@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -103,10 +103,18 @@ class LoadedModel:
         scales = self.kv_scales if dtype is DType.FP8_E4M3 else {}
         return KVFormat((dtype,) * self.config.num_layers, scales)
 
-    def build_program(self, activation_dtype: DType, kv: DType | KVFormat) -> Program:
-        """The model's step, recorded for activations and a KV cache of these types."""
+    def build_program(
+        self,
+        activation_dtype: DType,
+        kv: DType | KVFormat,
+        feature_layers: Collection[int] = (),
+    ) -> Program:
+        """The model's step, recorded for activations and a KV cache of these types.
+
+        See `core.models.build_program` for `feature_layers`.
+        """
         kv_format = self.kv_format(kv) if isinstance(kv, DType) else kv
-        return build_program(self.config, activation_dtype, kv_format)
+        return build_program(self.config, activation_dtype, kv_format, feature_layers)
 
 
 def read_model_info(reference: str) -> ModelInfo:

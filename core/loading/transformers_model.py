@@ -27,6 +27,8 @@ from hasten.kernels.program import KVGroupSpec, KVLayer, Program, Rows, WeightNa
 from hasten.kernels.weights import DenseWeight
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from hasten.core.loading.locate import ModelLocation
     from hasten.core.models.foreign import AttentionNeeds, TransformersModule
     from hasten.kernels.program import Buffer
@@ -55,7 +57,14 @@ class ForeignModel(LoadedModel):
             raise LoadError("--kv-cache-dtype fp8 needs --model-impl native")
         return KVFormat.uniform(self.config, dtype)
 
-    def build_program(self, activation_dtype: DType, kv: DType | KVFormat) -> Program:
+    def build_program(
+        self,
+        activation_dtype: DType,
+        kv: DType | KVFormat,
+        feature_layers: Collection[int] = (),
+    ) -> Program:
+        if feature_layers:
+            raise LoadError("an EAGLE head needs --model-impl native")
         module = self.module
         assert module is not None
         module.to(_TORCH_DTYPES[activation_dtype])

@@ -15,6 +15,7 @@ handful of buffers that all layers share. Exercised by
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,16 +41,34 @@ from hasten.kernels.program import Buffer, KVLayer, Program, Rows, WeightName
 from ml_dtypes import bfloat16
 
 
-def build_program(config: DecoderConfig, activation_dtype: DType, kv_format: KVFormat) -> Program:
-    """Record the whole step, from token ids to sampled tokens."""
+def build_program(
+    config: DecoderConfig,
+    activation_dtype: DType,
+    kv_format: KVFormat,
+    feature_layers: Collection[int] = (),
+) -> Program:
+    """Record the whole step, from token ids to sampled tokens.
+
+    What enters each of the `feature_layers` is tapped (`feature_tap`); the number of layers stands
+    for what leaves the last one, before the final norm.
+    """
     program = Program(config.vocab_size, kv_groups(config, kv_format))
     stream = _Stream.begin(program, config, activation_dtype)
     for layer_idx, kv in enumerate(kv_layers(config, kv_format)):
-        layer = _Layer(program, config, layer_idx, activation_dtype)
+        if layer_idx in feature_layers:
+            stream.tap(feature_tap(layer_idx))
+        layer = LayerRecorder(program, config, layer_idx, activation_dtype)
         layer.attend(stream, kv, kv_format.scales.get(layer_idx))
         layer.feed_forward(stream)
+    if config.num_layers in feature_layers:
+        stream.tap(feature_tap(config.num_layers))
     _record_head(stream)
     return program
+
+
+def feature_tap(layer_idx: int) -> str:
+    """The tap on what enters a layer."""
+    return f"hidden.{layer_idx}"
 
 
 @dataclass(slots=True)
@@ -104,6 +123,11 @@ class _Stream:
             self.program.add(RmsNorm(residual, norm, out, eps))
         self.pending = None
 
+    def tap(self, name: str) -> None:
+        """Let callers read what the next block would."""
+        self._add_pending()
+        self.program.tap(name, self.residual)
+
     def gather(self) -> Buffer:
         """Go on with the rows that want logits; returns their residual."""
         gathered = self._logit_rows(self.residual)
@@ -131,7 +155,7 @@ def _as_stored(multiplier: float, dtype: DType) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
+class LayerRecorder:
     """The two blocks of one layer."""
 
     program: Program
@@ -141,32 +165,32 @@ class _Layer:
 
     def attend(self, stream: _Stream, kv: KVLayer, kv_scales: tuple[float, float] | None) -> None:
         config = self.config
-        qkv = self._buffer("qkv", config.qkv_width)
-        attention = self._buffer("attention", config.q_width)
-        x = stream.enter(self._name("input_norm"))
-        self._linear(x, "qkv", qkv, config.qkv_bias)
-        self._rotate_and_store(qkv, kv, kv_scales)
-        self._attention(qkv, attention, kv)
-        self._linear(attention, "o", stream.delta, config.o_bias)
-        stream.leave(self._name("post_attention_norm"))
+        qkv = self.buffer("qkv", config.qkv_width)
+        attention = self.buffer("attention", config.q_width)
+        x = stream.enter(self.name("input_norm"))
+        self.linear(x, "qkv", qkv, config.qkv_bias)
+        self.rotate_and_store(qkv, kv, kv_scales)
+        self.read_cache(qkv, attention, kv)
+        self.linear(attention, "o", stream.delta, config.o_bias)
+        stream.leave(self.name("post_attention_norm"))
 
     def feed_forward(self, stream: _Stream) -> None:
-        x = stream.enter(self._name("mlp_norm"))
+        x = stream.enter(self.name("mlp_norm"))
         if self.config.experts is None:
-            self._dense_mlp(x, stream.delta)
+            self.dense_mlp(x, stream.delta)
         else:
             record_experts(self.program, self.config, self.layer_idx, x, stream.delta)
-        stream.leave(self._name("post_mlp_norm"))
+        stream.leave(self.name("post_mlp_norm"))
 
-    def _dense_mlp(self, x: Buffer, out: Buffer) -> None:
+    def dense_mlp(self, x: Buffer, out: Buffer) -> None:
         config = self.config
-        gate_up = self._buffer("gate_up", 2 * config.intermediate_size)
-        mlp = self._buffer("mlp", config.intermediate_size)
-        self._linear(x, "gate_up", gate_up, config.mlp_bias)
+        gate_up = self.buffer("gate_up", 2 * config.intermediate_size)
+        mlp = self.buffer("mlp", config.intermediate_size)
+        self.linear(x, "gate_up", gate_up, config.mlp_bias)
         self.program.add(ActMul(gate_up, mlp, config.activation))
-        self._linear(mlp, "down", out, config.mlp_bias)
+        self.linear(mlp, "down", out, config.mlp_bias)
 
-    def _rotate_and_store(
+    def rotate_and_store(
         self, qkv: Buffer, kv: KVLayer, kv_scales: tuple[float, float] | None
     ) -> None:
         config = self.config
@@ -180,8 +204,8 @@ class _Layer:
                 num_kv_heads=config.num_kv_heads,
                 head_size=config.head_size,
                 rope=config.rope_of(self.layer_idx),
-                q_norm=self._name("q_norm") if config.qk_norm else None,
-                k_norm=self._name("k_norm") if config.qk_norm else None,
+                q_norm=self.name("q_norm") if config.qk_norm else None,
+                k_norm=self.name("k_norm") if config.qk_norm else None,
                 norm_eps=config.rms_norm_eps,
                 kv_scales=kv_scales,
             )
@@ -190,10 +214,10 @@ class _Layer:
     def _joint_norms(self, qkv: Buffer) -> None:
         q, k = self.config.q_width, self.config.q_width + self.config.kv_width
         eps = self.config.rms_norm_eps
-        self.program.add(NormColumns(qkv, self._name("q_norm"), 0, q, eps))
-        self.program.add(NormColumns(qkv, self._name("k_norm"), q, k, eps))
+        self.program.add(NormColumns(qkv, self.name("q_norm"), 0, q, eps))
+        self.program.add(NormColumns(qkv, self.name("k_norm"), q, k, eps))
 
-    def _attention(self, qkv: Buffer, out: Buffer, kv: KVLayer) -> None:
+    def read_cache(self, qkv: Buffer, out: Buffer, kv: KVLayer) -> None:
         config = self.config
         scale = config.attention_scale
         self.program.add(
@@ -210,14 +234,14 @@ class _Layer:
             )
         )
 
-    def _linear(self, x: Buffer, weight: str, out: Buffer, has_bias: bool) -> None:
-        bias = self._name(f"{weight}_bias") if has_bias else None
-        self.program.add(Linear(x, self._name(weight), out, bias))
+    def linear(self, x: Buffer, weight: str, out: Buffer, has_bias: bool) -> None:
+        bias = self.name(f"{weight}_bias") if has_bias else None
+        self.program.add(Linear(x, self.name(weight), out, bias))
 
-    def _name(self, weight: str) -> WeightName:
+    def name(self, weight: str) -> WeightName:
         return layer_weight(self.layer_idx, weight)
 
-    def _buffer(self, name: str, width: int) -> Buffer:
+    def buffer(self, name: str, width: int) -> Buffer:
         return self.program.shared_buffer(name, Rows.TOKENS, width, self.dtype)
 
 

@@ -41,7 +41,9 @@ def settle(
             sum(candidate.survivals[:depth])
             for candidate, depth in zip(candidates, depths, strict=True)
         )
-        slowdown = controller.slowdown_of([CONTEXT] * len(candidates), depths, pass_s)
+        slowdown = controller.slowdown_of(
+            [CONTEXT] * len(candidates), depths, pass_s * max(depths)
+        )
         controller.learn(kept, slowdown)
     return depths
 
