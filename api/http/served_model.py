@@ -7,13 +7,18 @@ shares the event loop; long ones have a lane of their own, so that short ones pa
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from hasten.api.client import DeadlineExceededError
 from hasten.api.generation import generate_text
 from hasten.api.http.errors import ApiError, naming_parameters, unsupported
+from hasten.api.security.caller import caller
 from hasten.core.messages import AddRequest
 
 if TYPE_CHECKING:
@@ -23,6 +28,7 @@ if TYPE_CHECKING:
     from hasten.api.http.metrics import Metrics
     from hasten.api.http.requests import GenerationRequest
     from hasten.api.params import SamplingParams
+    from hasten.api.security.caller import Caller
     from hasten.api.text.sample_text import SampleDelta
     from hasten.api.text_model import TextModel
     from hasten.core.options import EngineOptions
@@ -34,6 +40,7 @@ NUM_TEXT_THREADS = 2
 NUM_LONG_TEXT_THREADS = 1
 LONG_TEXT_BYTES = 1 << 16
 """Of a request's body: from here on it takes the lane of long texts."""
+LONG_TEXT_NICENESS = 5
 TEXT_LIMIT_S = 20.0
 """How long work on text may take, waiting for a thread included."""
 
@@ -55,6 +62,12 @@ class Work:
         return self.resolved.logprobs is not None or self.resolved.prompt_logprobs is not None
 
 
+def _yield_to_others() -> None:
+    """This thread takes a core after the engine and the event loop, where the system knows how."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LONG_TEXT_NICENESS)
+
+
 class ServedModel:
     """An engine that is ready, and what the API needs around it."""
 
@@ -72,10 +85,13 @@ class ServedModel:
         self.info = client.info
         self.name = options.model.served_model_name or client.info.model_name
         self.created = int(time.time())
+        self._isolates_clients = options.cache.isolate_cache_by_key
         self._has_priorities = options.scheduler.scheduling_policy == "priority"
+        # Or the tokeniser takes every core for one text, in threads of normal priority.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self._threads = ThreadPoolExecutor(NUM_TEXT_THREADS, thread_name_prefix="text")
         self._long_threads = ThreadPoolExecutor(
-            NUM_LONG_TEXT_THREADS, thread_name_prefix="long-text"
+            NUM_LONG_TEXT_THREADS, thread_name_prefix="long-text", initializer=_yield_to_others
         )
 
     def close(self) -> None:
@@ -139,7 +155,7 @@ class ServedModel:
         self, request_id: str, work: Work, prompt_idx: int, request: GenerationRequest
     ) -> AsyncGenerator[SampleDelta]:
         """The text of one prompt. Raises InvalidParameterError before anything is sent."""
-        prompt, resolved = work.prompts[prompt_idx], work.resolved
+        prompt, resolved, who = work.prompts[prompt_idx], work.resolved, caller()
         add = AddRequest(
             request_id=request_id,
             prompt_token_ids=prompt,
@@ -147,8 +163,23 @@ class ServedModel:
             if work.params.max_tokens is None
             else resolved,
             priority=request.priority,
-            cache_salt=request.cache_salt or "",
+            cache_salt=self._salt(request.cache_salt or "", who.key.name),
+            client=who.key.name,
+            deadline_s=self._time_left(request, who),
         )
         rules = work.params.stop_rules(self.info.eos_token_ids)
         vocabulary = self.text.vocabulary(work.params)
-        return self._metrics.watch(generate_text(self.client, vocabulary, add, rules))
+        return self._metrics.watch(generate_text(self.client, vocabulary, add, rules), who, add)
+
+    def _salt(self, wanted: str, client: str) -> str:
+        """What the prompt's blocks are told apart by: with isolation, by who asks too."""
+        return f"{client}\0{wanted}" if self._isolates_clients else wanted
+
+    def _time_left(self, request: GenerationRequest, who: Caller) -> float | None:
+        """Of the request's deadline, which counts from when the request came."""
+        if request.deadline_ms is None:
+            return None
+        left_s = request.deadline_ms / 1000 - (time.monotonic() - who.begin_s)
+        if left_s <= 0:
+            raise DeadlineExceededError("the deadline passed while the prompt was prepared")
+        return left_s
