@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hasten.api.text.sample_text import SampleText, StopRules
 from hasten.core.messages import AddRequest
-from hasten.evals.target import CannotMeasureError, TargetError
+from hasten.evals.target import CannotMeasureError, Drafts, TargetError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,6 +78,10 @@ class EngineDriver:
             for output in self._step():
                 self._take(output, open_requests, perf_counter() - begin)
         return [done[index] for index in range(len(requests))]
+
+    def drafts(self) -> Drafts:
+        stats = self._engine.stats()
+        return Drafts(stats.num_draft_tokens, stats.num_accepted_draft_tokens)
 
     def abort_all(self) -> None:
         self._engine.abort_all()

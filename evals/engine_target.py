@@ -26,6 +26,8 @@ from hasten.evals.logits import LogitsReader
 from hasten.evals.target import (
     CannotMeasureError,
     Continuation,
+    Drafts,
+    Footprint,
     Message,
     Prompt,
     Scored,
@@ -139,6 +141,13 @@ class EngineTarget:
             concurrency=concurrency,
         )
         return [Timing(f.sent_s, [at - f.sent_s for at in f.arrivals_s]) for f in done]
+
+    def drafts(self) -> Drafts:
+        return self._driver.drafts()
+
+    def footprint(self) -> Footprint:
+        plan = self._plan
+        return Footprint(plan.weights_bytes, plan.kv_bytes / plan.num_kv_tokens)
 
     def close(self) -> None:
         self._driver.abort_all()

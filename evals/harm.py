@@ -163,6 +163,27 @@ class NoneAllowed:
 
 
 @dataclass(frozen=True, slots=True)
+class Certain:
+    """A number that is counted, not sampled: it is within the limit or it is not."""
+
+    estimate: float
+    num_samples: int = 1
+    sample: str = "counts"
+
+    def bound(self, level: float) -> float:  # noqa: ARG002 - certain at every level
+        return self.estimate
+
+    def p_exceeds(self, limit: float) -> float:
+        return 0.0 if self.estimate > limit else 1.0
+
+    def samples_to_decide(self, *_levels: float) -> int | None:
+        return self.num_samples
+
+    def detectable(self, limit: float, alpha: float, power: float) -> float:  # noqa: ARG002 - any excess shows
+        return limit
+
+
+@dataclass(frozen=True, slots=True)
 class PairedLoss:
     """The fall in accuracy on the same items, as a share (0.02 is two points)."""
 

@@ -17,6 +17,8 @@ from hasten.evals.distribution import TopDistribution
 from hasten.evals.target import (
     CannotMeasureError,
     Continuation,
+    Drafts,
+    Footprint,
     Message,
     Prompt,
     Scored,
@@ -107,6 +109,12 @@ class RememberingTarget:
 
     def time_load(self, prompts: Sequence[Prompt], concurrency: int) -> list[Timing]:
         return self._inner().time_load(prompts, concurrency)
+
+    def drafts(self) -> Drafts:
+        return self._inner().drafts()
+
+    def footprint(self) -> Footprint:
+        return self._remember("footprint", None, Footprint, lambda t: t.footprint())
 
     def close(self) -> None:
         """The journal stays open: it is the store's, and both sides may share it."""

@@ -90,6 +90,25 @@ class Timing(msgspec.Struct, frozen=True):
         return [later - earlier for earlier, later in pairs]
 
 
+class Drafts(msgspec.Struct, frozen=True):
+    """Tokens that speculation has guessed so far, and how many of them were right."""
+
+    num_drafted: int
+    num_accepted: int
+
+    def since(self, earlier: Drafts) -> Drafts:
+        return Drafts(
+            self.num_drafted - earlier.num_drafted, self.num_accepted - earlier.num_accepted
+        )
+
+
+class Footprint(msgspec.Struct, frozen=True):
+    """Memory that a model takes: once, and for each token that the KV cache holds."""
+
+    weights_bytes: int
+    kv_bytes_per_token: float
+
+
 class Target(Protocol):
     """A model behind a wall; every method may raise TargetError."""
 
@@ -138,5 +157,11 @@ class Target(Protocol):
     def time_load(self, prompts: Sequence[Prompt], concurrency: int) -> list[Timing]:
         """Stream all prompts, `concurrency` at any time, and note when tokens arrive."""
         ...
+
+    def drafts(self) -> Drafts:
+        """The counters of speculation; zeros where it is off."""
+        ...
+
+    def footprint(self) -> Footprint: ...
 
     def close(self) -> None: ...

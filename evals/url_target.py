@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,6 +28,8 @@ from hasten.evals.distribution import TopDistribution
 from hasten.evals.target import (
     CannotMeasureError,
     Continuation,
+    Drafts,
+    Footprint,
     Message,
     Prompt,
     Scored,
@@ -41,6 +44,11 @@ if TYPE_CHECKING:
     from hasten.evals.distribution import F32, Distribution
 
 T = TypeVar("T")
+
+DRAFT_COUNTERS = (
+    ("hasten_num_draft_tokens_total", "hasten_num_accepted_draft_tokens_total"),
+    ("vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_accepted_tokens_total"),
+)
 
 NUM_LOGPROBS = 20
 PROMPTS_AT_ONCE = 16
@@ -142,6 +150,18 @@ class UrlTarget:
         begin_s = perf_counter()
         with ThreadPoolExecutor(max_workers=concurrency) as pool:
             return list(pool.map(lambda prompt: self._stream(prompt, begin_s), prompts))
+
+    def drafts(self) -> Drafts:
+        """From the server's metrics, where they count drafts."""
+        text = self._metrics()
+        for drafted, accepted in DRAFT_COUNTERS:
+            found = _metric(text, drafted), _metric(text, accepted)
+            if found[0] is not None and found[1] is not None:
+                return Drafts(int(found[0]), int(found[1]))
+        raise CannotMeasureError(f"{self._url}/metrics does not count drafts")
+
+    def footprint(self) -> Footprint:
+        raise CannotMeasureError(f"{self._url} does not tell what its model takes of memory")
 
     def close(self) -> None:
         self._client.close()
@@ -253,6 +273,13 @@ class UrlTarget:
         except (openai.OpenAIError, httpx.HTTPError) as error:
             raise TargetError(f"{self._url}: {error}") from error
 
+    def _metrics(self) -> str:
+        try:
+            response = self._root.get("/metrics")
+        except httpx.HTTPError as error:
+            raise TargetError(f"{self._url}: {error}") from error
+        return response.text if response.is_success else ""
+
     def _first_model(self) -> str:
         models = self._ask(lambda: self._client.models.list().data)
         if not models:
@@ -292,3 +319,10 @@ class UrlTarget:
         except (httpx.HTTPError, ValueError):
             return None
         return found if isinstance(found, dict) else None
+
+
+def _metric(text: str, name: str) -> float | None:
+    """The sum of a metric's samples in Prometheus's text format; None where there is none."""
+    pattern = rf"^{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)"
+    values = [float(found) for found in re.findall(pattern, text, re.MULTILINE)]
+    return sum(values) if values else None

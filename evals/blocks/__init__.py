@@ -16,6 +16,7 @@ from hasten.evals.blocks.continuation import (
 from hasten.evals.blocks.generation import GenerationBlock, GenerationResult
 from hasten.evals.blocks.harness import HarnessBlock, HarnessResult
 from hasten.evals.blocks.invariance import InvarianceBlock, InvarianceResult
+from hasten.evals.blocks.memory import MemoryBlock, MemoryResult
 from hasten.evals.blocks.serving import ServingBlock, ServingResult
 from hasten.evals.blocks.structured import StructuredBlock, StructuredResult
 from hasten.evals.blocks.text import TextBlock, TextResult
@@ -32,6 +33,7 @@ Block = (
     | GenerationBlock
     | HarnessBlock
     | InvarianceBlock
+    | MemoryBlock
     | ServingBlock
 )
 
@@ -43,6 +45,7 @@ BlockResult = (
     | GenerationResult
     | HarnessResult
     | InvarianceResult
+    | MemoryResult
     | ServingResult
     | StructuredResult
 )

@@ -1,4 +1,5 @@
-"""Latency at stated loads, both sides in turns: TTFT, time between tokens, tokens per second.
+"""Latency at stated loads, both sides in turns: TTFT, time between tokens, tokens per second; and
+how many drafts of speculation come true meanwhile.
 
 Rounds alternate, so that a machine that slows down in the middle slows both. A round, not a token,
 is what gets resampled: the tokens of one round share the machine's mood.
@@ -14,7 +15,7 @@ from hasten.evals.blocks.limits import check_limits
 from hasten.evals.gate import Measure
 from hasten.evals.harm import BootstrapHarm
 from hasten.evals.rows import PromptRow
-from hasten.evals.target import Prompt
+from hasten.evals.target import CannotMeasureError, Drafts, Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,16 +25,20 @@ if TYPE_CHECKING:
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """One load on one side, summarised. Seconds; rates in tokens per second."""
+    """One load on one side, summarised. Seconds; rates in tokens per second.
+
+    `drafts` is None where the side does not count them.
+    """
 
     concurrency: int
     ttft_s: float  # median over requests
     itl_s: float  # median over tokens
     itl_p99_s: float
     tokens_per_s: float
+    drafts: Drafts | None = None
 
     @classmethod
-    def of(cls, concurrency: int, timings: Sequence[Timing]) -> Round:
+    def of(cls, concurrency: int, timings: Sequence[Timing], drafts: Drafts | None = None) -> Round:
         gaps = np.concatenate([timing.gaps_s for timing in timings])
         end_s = max(timing.sent_s + timing.arrivals_s[-1] for timing in timings)
         num_tokens = sum(len(timing.arrivals_s) for timing in timings)
@@ -43,6 +48,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
             itl_s=float(np.median(gaps)),
             itl_p99_s=float(np.quantile(gaps, 0.99)),
             tokens_per_s=num_tokens / end_s,
+            drafts=drafts,
         )
 
 
@@ -80,7 +86,7 @@ class ServingBlock(
     limits: dict[str, float] = {}
 
     def __post_init__(self) -> None:
-        check_limits(self.name, self.limits, tuple(_RATIOS))
+        check_limits(self.name, self.limits, (*_RATIOS, "acceptance_loss"))
         if self.max_tokens < 2:
             raise ValueError(f"{self.name}: the time between tokens needs at least two of them")
 
@@ -94,7 +100,11 @@ class ServingBlock(
             # Who goes first alternates too.
             for target, rounds in sides if done % 2 == 0 else reversed(sides):
                 prompts = self._prompts(target, rows, 2 * level)
-                rounds.append(Round.of(level, target.time_load(prompts, level)))
+                before = _drafts(target)
+                timings = target.time_load(prompts, level)
+                after = _drafts(target)
+                drafts = None if before is None or after is None else after.since(before)
+                rounds.append(Round.of(level, timings, drafts))
         return result
 
     def measures(self, result: ServingResult) -> list[Measure]:
@@ -110,10 +120,37 @@ class ServingBlock(
                 measures.append(
                     Measure(f"{self.name}.{name}@{level}", "ratio", harm, self.limits.get(name))
                 )
+            measures.extend(self._acceptance(level, base, cand))
         return measures
+
+    def _acceptance(self, level: int, base: list[Round], cand: list[Round]) -> list[Measure]:
+        """The fall in the share of drafts that come true; only where both sides draft."""
+        limit = self.limits.get("acceptance_loss")
+        name = f"{self.name}.acceptance_loss@{level}"
+        shares = [[_acceptance(one) for one in side] for side in (base, cand)]
+        pairs = [(b, c) for b, c in zip(*shares, strict=True) if b is not None and c is not None]
+        if not pairs:
+            missing = Measure(name, "share", None, limit, "no drafts are counted on both sides")
+            return [] if limit is None else [missing]
+        harm = BootstrapHarm.mean([[b - c] for b, c in pairs], "rounds")
+        means = " and ".join(f"{np.mean(side):.1%}" for side in zip(*pairs, strict=True))
+        return [Measure(name, "share", harm, limit, f"{means} of the drafts accepted")]
 
     def _prompts(self, target: Target, rows: Sequence[PromptRow], num: int) -> list[Prompt]:
         return [
             Prompt(target.render(rows[i % len(rows)].messages), self.max_tokens, ignore_eos=True)
             for i in range(num)
         ]
+
+
+def _drafts(target: Target) -> Drafts | None:
+    try:
+        return target.drafts()
+    except CannotMeasureError:
+        return None
+
+
+def _acceptance(one: Round) -> float | None:
+    """The share of a round's drafts that were accepted; None without drafts."""
+    drafts = one.drafts
+    return drafts.num_accepted / drafts.num_drafted if drafts and drafts.num_drafted else None

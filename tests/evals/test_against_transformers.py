@@ -78,6 +78,17 @@ def test_log_likelihoods_equal_a_full_forward_pass(target: EngineTarget, oracle:
         assert np.exp(-full.token_logprobs.mean()) == pytest.approx(np.exp(-theirs.mean()), 1e-4)
 
 
+def test_perplexity_of_wikitext_equals_that_of_transformers(
+    target: EngineTarget, oracle: Any, data: DataFolder
+) -> None:
+    [(_, text)] = data.texts("perplexity/wikitext2_raw_test.txt")
+    ids = target.encode(text[: 2000 * NUM_ROWS])
+    windows = [Scored(ids[at : at + 256], 1) for at in range(0, len(ids) - 255, 256)]
+    ours = np.concatenate([target.distribution(one).token_logprobs for one in windows])
+    theirs = np.concatenate([oracle_logprobs(oracle, one).numpy() for one in windows])
+    assert np.exp(-ours.mean()) == pytest.approx(np.exp(-theirs.mean()), rel=1e-3)
+
+
 ARC_EASY = ChoiceBlock(
     name="arc", source="choice/arc_easy.jsonl", suffix="\nAnswer:", num_items=NUM_ROWS
 )

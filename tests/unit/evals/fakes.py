@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from hasten.evals.configuration import Configuration
 from hasten.evals.distribution import FullDistribution
-from hasten.evals.target import Continuation, Prompt, Scored, TargetError, Timing, TokenScores
+from hasten.evals.target import (
+    Continuation,
+    Drafts,
+    Footprint,
+    Prompt,
+    Scored,
+    TargetError,
+    Timing,
+    TokenScores,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +45,8 @@ class FakeTarget:
         self._dies_after = dies_after
         self.num_calls = 0
         self.layer_noise = 0.0
+        self.acceptance = 0.0
+        self.counted = Drafts(0, 0)
         self.configuration = Configuration(name, {"name": name, "noise": str(noise)})
 
     @property
@@ -84,7 +95,19 @@ class FakeTarget:
     def time_load(self, prompts: Sequence[Prompt], concurrency: int) -> list[Timing]:
         self._count()
         gap_s = 0.01 * concurrency
+        if self.acceptance:
+            more = Drafts(100, round(100 * self.acceptance))
+            self.counted = Drafts(
+                self.counted.num_drafted + more.num_drafted,
+                self.counted.num_accepted + more.num_accepted,
+            )
         return [Timing(0.0, [gap_s * (i + 1) for i in range(p.max_tokens)]) for p in prompts]
+
+    def drafts(self) -> Drafts:
+        return self.counted
+
+    def footprint(self) -> Footprint:
+        return Footprint(weights_bytes=1000, kv_bytes_per_token=10.0)
 
     def close(self) -> None:
         pass
