@@ -11,6 +11,7 @@ from hasten.evals.compare import Comparison
 from hasten.evals.pair import Pair
 from hasten.evals.record import RecordError
 from hasten.evals.report import print_report, write_reports
+from hasten.evals.resample import resampled_verdicts
 from hasten.evals.rows import DataFolder
 from hasten.evals.run import Run
 from hasten.evals.store import NamedBaseline
@@ -95,6 +96,13 @@ def show(record: Record, output: Path | None) -> None:
     if output is not None:
         write_reports(record, output)
         click.echo(f"reports in {output}")
+
+
+def resample_run(store: Store, reference: str, num_trials: int) -> None:
+    """`evals resample`."""
+    verdicts = resampled_verdicts(find_record(store, reference), num_trials)
+    for verdict, count in verdicts.most_common():
+        click.echo(f"{verdict.value}: {count} of {num_trials} trials")
 
 
 def save_baseline(store: Store, name: str, reference: str, side: SideName) -> None:

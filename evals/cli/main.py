@@ -123,6 +123,17 @@ def report(
     _finish(lambda store: find_record(store, record), store_root, key_file, {"output": output})
 
 
+@cli.command()
+@click.argument("record")
+@click.option("--trials", default=200, show_default=True, help="How often to draw anew.")
+@store_options
+def resample(record: str, store_root: Path | None, key_file: Path | None, trials: int) -> None:
+    """How often RECORD's verdict comes out again when its samples are drawn anew."""
+    from hasten.evals.cli.commands import resample_run
+
+    with_store(lambda store: resample_run(store, record, trials), store_root, key_file)
+
+
 @cli.group()
 def baseline() -> None:
     """Names for configurations to compare with."""

@@ -18,6 +18,7 @@ from hasten.evals.layers import parting
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from hasten.evals.layers import LayerDifference
     from hasten.evals.record import Record
     from hasten.evals.token_pairs import PairedWindow
 
@@ -76,12 +77,21 @@ def _layers(record: Record) -> list[str]:
     for name, result in _results(record, TextResult):
         found = parting(result.layers)
         if found is not None and any(one.startswith(f"{name}.") for one in failed):
-            lines.append(
-                f"{name}: the two sides part at {found.name} (what it adds differs by "
-                f"{found.difference:.1%}; every layer before it by less than a third of that): "
-                "look at this layer's weights, scales, positions and cache"
-            )
+            lines.append(f"{name}: {_parting_line(found, first=found == result.layers[0])}")
     return lines
+
+
+def _parting_line(found: LayerDifference, *, first: bool) -> str:
+    seen = f"the two sides part at {found.name} (what it adds differs by {found.difference:.1%}"
+    if first:
+        return (
+            f"{seen}, and it is the first): look at what all layers share (embedding, positions, "
+            "rope, windows), or at this one"
+        )
+    return (
+        f"{seen}; every layer before it by less than a third of that): look at this layer's "
+        "weights, scales, positions and cache"
+    )
 
 
 def _positions(record: Record) -> list[str]:

@@ -66,3 +66,9 @@ def test_damage_everywhere_points_at_weights(tmp_path: Path) -> None:
     found = where(tmp_path, FakeTarget("cand", noise=0.5))
     assert "damage at all positions" in found
     assert "look at weights" in found
+
+
+def test_parting_at_the_first_layer_points_at_what_all_share(tmp_path: Path) -> None:
+    candidate = FakeTarget("cand", noise=0.5)
+    candidate.layer_noise = 0.3
+    assert "it is the first): look at what all layers share" in where(tmp_path, candidate)
