@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hasten.kernels.step import StepBatch, StepResult
     from hasten.kernels.weights import Weight
 
-BACKENDS = ("cpu", "reference")
+BACKENDS = ("triton", "cpu", "reference")
 
 
 class UnsupportedOpError(ValueError):
@@ -113,10 +113,14 @@ def first_refusal(
 
 
 def available_backends() -> tuple[str, ...]:
-    """Those of `BACKENDS` that this installation can run, the fastest first."""
-    from hasten.kernels.cpu import why_unavailable
+    """Those of `BACKENDS` that this installation can run, the fastest first.
 
-    return BACKENDS if why_unavailable() is None else ("reference",)
+    Interpreted Triton kernels, which nobody wants to wait for, are not among them.
+    """
+    from hasten.kernels import cpu, triton
+
+    found = {"triton": triton.has_device(), "cpu": cpu.why_unavailable() is None}
+    return tuple(name for name in BACKENDS if found.get(name, True))
 
 
 def get_backend(name: str, num_threads: int | None = None) -> Backend:
@@ -135,8 +139,21 @@ def get_backend(name: str, num_threads: int | None = None) -> Backend:
         if reason is not None:
             raise ValueError(f"kernels 'cpu' cannot run here: {reason}")
         return CpuBackend(num_threads)
+    if name == "triton":
+        return _triton_backend()
     if name == "reference":
         from hasten.kernels.reference import ReferenceBackend
 
         return ReferenceBackend(num_threads)
     raise ValueError(f"unknown kernels {name!r}; there are: {', '.join(BACKENDS)}")
+
+
+def _triton_backend() -> Backend:
+    from hasten.kernels.triton import why_unavailable
+
+    reason = why_unavailable()
+    if reason is not None:
+        raise ValueError(f"kernels 'triton' cannot run here: {reason}")
+    from hasten.kernels.triton.backend import TritonBackend
+
+    return TritonBackend()

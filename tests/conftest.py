@@ -8,6 +8,8 @@ import os
 # spin for work slow each other down many times on a busy machine. Tests of threads set their own.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+# Before anything imports triton: its kernels run on the CPU in tests/cpu/triton.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
 from hasten.kernels.backend import BACKENDS, available_backends

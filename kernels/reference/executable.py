@@ -47,7 +47,7 @@ class ReferenceExecutable:
                 value.refresh(batch)
             self._run_body(batch.num_tokens)
             self._run_head(batch.num_logit_rows)
-        return _join(self._binder.results)
+        return join_slices(self._binder.results)
 
     def tap(self, name: str) -> npt.NDArray[np.float32]:
         """See `kernels.backend.Executable`."""
@@ -93,7 +93,7 @@ class ReferenceExecutable:
             raise ValueError(f"length {longest} exceeds the {capacity.max_model_len} compiled")
 
 
-def _join(slices: Sequence[StepResult]) -> StepResult:
+def join_slices(slices: Sequence[StepResult]) -> StepResult:
     """The results of the head's slices as one, padded to the most alternatives of any."""
     if len(slices) == 1:
         return slices[0]

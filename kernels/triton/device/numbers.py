@@ -51,10 +51,18 @@ def to_e4m3(x):
 
 
 @triton.jit
+def _exact_dot(a, b):
+    """For the interpreter: a sum in fp64, so that fp32 sees the same value at any tile size."""
+    zero = tl.zeros((a.shape[0], b.shape[1]), tl.float64)
+    wide = tl.dot(a.to(tl.float64), b.to(tl.float64), zero, out_dtype=tl.float64)
+    return wide.to(tl.float32)
+
+
+@triton.jit
 def dot(a, b, acc):
     """acc + a @ b in fp32; a and b are bf16 tiles."""
     if INTERPRETED:
-        return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
+        return acc + _exact_dot(a.to(tl.float32), b.to(tl.float32))
     else:
         return tl.dot(a, b, acc)
 
@@ -62,8 +70,11 @@ def dot(a, b, acc):
 @triton.jit
 def dot_e4m3(a, b):
     """a @ b of e4m3 tiles, from zero: the hardware's sums lose bits where they run long."""
-    zero = tl.zeros((a.shape[0], b.shape[1]), tl.float32)
-    return tl.dot(a, b, zero, max_num_imprecise_acc=a.shape[1])
+    if INTERPRETED:
+        return _exact_dot(a.to(tl.float32), b.to(tl.float32))
+    else:
+        zero = tl.zeros((a.shape[0], b.shape[1]), tl.float32)
+        return tl.dot(a, b, zero, max_num_imprecise_acc=a.shape[1])
 
 
 @triton.jit

@@ -1,0 +1,160 @@
+"""`TritonBackend`: the op table as Triton kernels, and compiling a program against them."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import torch
+from hasten.kernels import ops
+from hasten.kernels.backend import UnsupportedOpError
+from hasten.kernels.dtypes import DType
+from hasten.kernels.triton import (
+    elementwise,
+    embed,
+    experts,
+    grouped_linear,
+    linear,
+    norms,
+    paged_attention,
+    rope_store_kv,
+    sample,
+)
+from hasten.kernels.triton.binding import Binder, launch
+from hasten.kernels.triton.executable import TritonExecutable
+from hasten.kernels.triton.kv_cache import KV_DTYPES, TritonKVCache, kv_token_bytes
+from hasten.kernels.triton.launch import INTERPRETER, LaunchTable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hasten.kernels.backend import KVCache, KVPlan
+    from hasten.kernels.program import Capacity, KVGroupSpec, Program, WeightName
+    from hasten.kernels.triton.binding import Launcher
+    from hasten.kernels.weights import Weight
+
+_MODULES: dict[type[ops.Op], ModuleType] = {
+    ops.Embed: embed,
+    ops.RmsNorm: norms,
+    ops.NormColumns: norms,
+    ops.AddScaled: elementwise,
+    ops.Linear: linear,
+    ops.RopeStoreKV: rope_store_kv,
+    ops.PagedAttention: paged_attention,
+    ops.ActMul: elementwise,
+    ops.Route: experts,
+    ops.GroupedLinear: grouped_linear,
+    ops.CombineExperts: experts,
+    ops.GatherRows: elementwise,
+    ops.ScaleLogits: elementwise,
+    ops.Tap: elementwise,
+    ops.Sample: sample,
+}
+
+_BUFFER_DTYPES = (DType.BF16, DType.F32)
+_PROGRAMS_PER_PROCESSOR = 2
+
+
+class TritonBackend:
+    """Triton kernels on a CUDA device, or interpreted on the CPU (TRITON_INTERPRET=1).
+
+    `arch` names the launch configurations, by default those of the device: the table has some for
+    sm_80, sm_89 and sm_90, and a device takes the newest that is not newer than itself.
+    """
+
+    name = "triton"
+    activation_dtypes = (DType.BF16,)
+    kv_dtypes = (DType.BF16, DType.FP8_E4M3)
+
+    def __init__(
+        self, device: str | None = None, arch: str | None = None, launcher: Launcher = launch
+    ) -> None:
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self._launcher = launcher
+        self._num_programs = 264 if self.device.type == "meta" else 2
+        if self.device.type == "cuda":
+            properties = torch.cuda.get_device_properties(self.device)
+            self._num_programs = _PROGRAMS_PER_PROCESSOR * properties.multi_processor_count
+            arch = arch or _nearest_arch(properties.major * 10 + properties.minor)
+        self.table = LaunchTable.load(arch or INTERPRETER)
+
+    @property
+    def has_fp8(self) -> bool:
+        """Whether products of e4m3 numbers have an instruction."""
+        return self.table.arch != "sm_80"
+
+    def supports(self, op: ops.Op, weights: Mapping[WeightName, Weight]) -> str | None:
+        module = _MODULES.get(type(op))
+        if module is None:
+            return "the triton backend has no such op"
+        for buffer in (*op.reads(), *op.writes()):
+            if buffer.dtype not in _BUFFER_DTYPES:
+                return f"activations of {buffer.dtype}"
+        reason: str | None = module.supports(op, weights)
+        return reason
+
+    def describe(self, op: ops.Op, weights: Mapping[WeightName, Weight]) -> str:
+        """The launch configurations' architecture, and for a product what it multiplies."""
+        if isinstance(op, ops.Linear):
+            return f"{self.table.arch}, {linear.describe(op, weights, has_fp8=self.has_fp8)}"
+        if isinstance(op, ops.GroupedLinear):
+            described = grouped_linear.describe(op, weights, has_fp8=self.has_fp8)
+            return f"{self.table.arch}, {described}"
+        return self.table.arch
+
+    def kv_block_bytes(self, spec: KVGroupSpec, block_size: int) -> int:
+        self._check_kv(spec)
+        return kv_token_bytes(spec) * block_size
+
+    def allocate_kv(self, plan: KVPlan) -> TritonKVCache:
+        for spec in plan.groups:
+            self._check_kv(spec)
+        return TritonKVCache(plan, self.device)
+
+    def compile(
+        self,
+        program: Program,
+        weights: Mapping[WeightName, Weight],
+        kv_cache: KVCache,
+        capacity: Capacity,
+    ) -> TritonExecutable:
+        if not isinstance(kv_cache, TritonKVCache):
+            raise TypeError("the KV cache was allocated by another backend")
+        for op in program.ops:
+            reason = self.supports(op, weights)
+            if reason is not None:
+                raise UnsupportedOpError(f"{op.name}: {reason}")
+        with torch.inference_mode():
+            binder = Binder(
+                weights,
+                kv_cache,
+                capacity,
+                self.device,
+                program.vocab_size,
+                self.table,
+                self.has_fp8,
+                self._num_programs,
+                self._launcher,
+            )
+            binder.allocate(program.buffers)
+            body, head = (
+                [_MODULES[type(op)].bind(op, binder) for op in half] for half in program.split()
+            )
+        return TritonExecutable(program, binder, body, head)
+
+    def _check_kv(self, spec: KVGroupSpec) -> None:
+        if spec.dtype not in KV_DTYPES:
+            raise UnsupportedOpError(
+                f"paged_attention: the triton backend keeps no KV cache of {spec.dtype}, "
+                f"only of {', '.join(KV_DTYPES)}"
+            )
+        if spec.dtype is DType.FP8_E4M3 and not self.has_fp8:
+            raise UnsupportedOpError(f"paged_attention: {self.table.arch} has no e4m3 numbers")
+
+
+def _nearest_arch(capability: int) -> str:
+    """The newest architecture in the table that is not newer than the device."""
+    known = [found for found in (90, 89, 80) if found <= capability]
+    if not known:
+        raise ValueError(f"the triton backend needs compute capability 8.0, not {capability / 10}")
+    return f"sm_{known[0]}"

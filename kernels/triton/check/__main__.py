@@ -1,0 +1,74 @@
+"""`python -m hasten.kernels.triton.check`: compile everything, judge it, write the report."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+from hasten.kernels.triton.check.compiling import compile_all
+from hasten.kernels.triton.check.recording import record_launches
+from hasten.kernels.triton.check.report import write_report
+from hasten.kernels.triton.check.rules import Compiled, split_classes, violations
+from hasten.kernels.triton.check.shapes import MODELS, SCHEMES, all_programs
+
+ARCHITECTURES = {"sm_90": tuple(MODELS), "sm_89": ("Llama-3-8B",), "sm_80": ("Llama-3-8B",)}
+"""The models whose shapes are compiled for each architecture."""
+
+
+def main() -> int:
+    """Exit status 1 when something does not hold."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("docs"), help="folder of the report")
+    parser.add_argument("--arch", action="append", choices=tuple(ARCHITECTURES))
+    parser.add_argument("--model", action="append", choices=tuple(MODELS))
+    parser.add_argument("--scheme", action="append", choices=SCHEMES)
+    arguments = parser.parse_args()
+    started = time.monotonic()
+    results: list[Compiled] = []
+    for arch in arguments.arch or ARCHITECTURES:
+        models = tuple(arguments.model or ARCHITECTURES[arch])
+        results += compile_arch(arch, models, tuple(arguments.scheme or SCHEMES))
+    complaints = judge(results)
+    write_report(results, arguments.model or tuple(MODELS), arguments.out)
+    seconds = time.monotonic() - started
+    print("\n".join(complaints))  # noqa: T201 (a command's output)
+    print(f"{len(results)} variants, {len(complaints)} complaints, {seconds:.0f} s")  # noqa: T201
+    return 1 if complaints else 0
+
+
+def compile_arch(arch: str, models: tuple[str, ...], schemes: tuple[str, ...]) -> list[Compiled]:
+    """Everything that programs of these models would launch on one architecture."""
+    variants = record_launches(arch, all_programs(models, schemes))
+    capability = int(arch.removeprefix("sm_"))
+    num_processes = len(os.sched_getaffinity(0))
+    results = []
+    for variant, outcome in compile_all(variants, capability, num_processes):
+        is_error = isinstance(outcome, str)
+        code, error = (None, outcome) if is_error else (outcome, "")
+        results.append(Compiled(arch, variants[variant], variant, code, error))
+    return results
+
+
+def judge(results: list[Compiled]) -> list[str]:
+    """All complaints, one line each."""
+    complaints = [
+        f"{result.arch} {result.variant.kernel} ({result.label}, {_sizes(result)}): {what}"
+        for result in results
+        for what in violations(result)
+    ]
+    for name, families in split_classes(results).items():
+        complaints.append(f"bit class {name}: {sorted(families)}")
+    return complaints
+
+
+def _sizes(result: Compiled) -> str:
+    names = ("OUT_WIDTH", "WIDTH", "BLOCK_ROWS", "SPREAD")
+    found = [(name, result.variant.constant(name)) for name in names]
+    return " ".join(f"{name.lower()} {value}" for name, value in found if value is not None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""The findings as docs/kernels.json (every variant) and docs/kernels.md (a table)."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hasten.kernels.triton.check.rules import Compiled
+
+HEADER = """# The Triton kernels' machine code
+
+`make kernels` compiles every Triton kernel for every configuration of the launch table
+(`kernels/triton/launch.json`), with the shapes of {models}, without a GPU, and reads the result. It
+fails on spilled registers, on variants of one bit class that use different matrix instructions, on
+fp8 products without the fp8 instruction, on products and attention that miss the warp group's
+instructions on Hopper, and on decode paths without 16-byte loads. Each line sums up the variants of
+one kernel, architecture and tile; `kernels.json` has them one by one.
+
+The bit class of a variant says which others must give a row the same bits: same architecture,
+kernel and kind of operands, hence one matrix instruction and one K step, whatever its width.
+
+"""
+COLUMNS = ("arch", "kernel", "kind", "rows", "warps x stages", "variants", "matrix instructions",
+           "registers", "shared KB", "spills", "loads")  # fmt: skip
+
+
+def as_json(result: Compiled) -> dict[str, Any]:
+    """One variant, with what compiles it again and what came out."""
+    variant, code = result.variant, result.code
+    found: dict[str, Any] = {"error": result.error}
+    if code is not None:
+        found = {
+            "mma": list(code.mma_names),
+            "registers": code.registers,
+            "shared_bytes": code.shared_bytes,
+            "spills": code.num_spills,
+            "stack_bytes": code.stack_bytes,
+            "widest_load_bytes": code.widest_load_bytes,
+        }
+    return {
+        "arch": result.arch,
+        "kernel": variant.kernel,
+        "kind": result.kind,
+        "bit_class": result.bit_class if result.has_products else None,
+        "first_used_by": result.label,
+        "constants": dict(variant.constants),
+        "num_warps": variant.num_warps,
+        "num_stages": variant.num_stages,
+        **found,
+    }
+
+
+def write_report(results: Sequence[Compiled], models: Sequence[str], folder: Path) -> None:
+    """Write both files into `folder`."""
+    rows = ",\n".join(json.dumps(as_json(result)) for result in results)
+    (folder / "kernels.json").write_text(f"[\n{rows}\n]\n")
+    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+    lines += ["| " + " | ".join(row) + " |" for row in summarize(results)]
+    text = HEADER.format(models=", ".join(models)) + "\n".join(lines) + "\n"
+    (folder / "kernels.md").write_text(text)
+
+
+def summarize(results: Sequence[Compiled]) -> list[tuple[str, ...]]:
+    """One row per architecture, kernel, kind and tile."""
+    alike: dict[tuple[str, ...], list[Compiled]] = defaultdict(list)
+    for result in results:
+        variant = result.variant
+        rows = str(variant.constant("BLOCK_ROWS") or "")
+        shape = f"{variant.num_warps} x {variant.num_stages}"
+        name = variant.kernel.removesuffix("_kernel")
+        alike[result.arch, name, result.kind, rows, shape].append(result)
+    return [(*key, *_figures(group)) for key, group in sorted(alike.items())]
+
+
+def _figures(group: list[Compiled]) -> tuple[str, ...]:
+    codes = [result.code for result in group if result.code is not None]
+    if not codes:
+        return str(len(group)), "does not compile", "", "", "", ""
+    names = sorted({name for code in codes for name in code.mma_names})
+    return (
+        str(len(group)),
+        ", ".join(names),
+        _span([code.registers for code in codes]),
+        _span([code.shared_bytes // 1024 for code in codes]),
+        str(max(code.num_spills for code in codes)),
+        f"{min(code.widest_load_bytes for code in codes)} bytes",
+    )
+
+
+def _span(values: list[int]) -> str:
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low} to {high}"

@@ -1,0 +1,101 @@
+"""The kernel of `kernels.triton.linear`."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from hasten.kernels.triton.device.products import finish, segment
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def linear_kernel(
+    x,
+    x_scale,
+    weight,
+    scale,
+    offset,
+    bias,
+    result,
+    partial,  # [segments, rows, OUT_WIDTH] fp32
+    arrived,  # [tiles] int32, zero between launches
+    num_rows,
+    KIND: tl.constexpr,
+    CODES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    OUT_WIDTH: tl.constexpr,
+    RESULT_STRIDE: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
+    HAS_OFFSET: tl.constexpr,
+    SCALES_PER_GROUP: tl.constexpr,
+    WEIGHT_GROUPS: tl.constexpr,
+    INPUT_GROUPS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    SEGMENT_LEN: tl.constexpr,
+    NUM_SEGMENTS: tl.constexpr,
+    SPREAD: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+):
+    own_row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    own_out = tl.program_id(1) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    row = tl.minimum(own_row, num_rows - 1).to(tl.int64)
+    out = tl.minimum(own_out, OUT_WIDTH - 1)
+    total = tl.zeros((BLOCK_OUT, BLOCK_ROWS), tl.float32)
+    first = tl.program_id(2) if SPREAD else 0
+    for part in range(first, first + 1 if SPREAD else NUM_SEGMENTS):
+        start = part * SEGMENT_LEN
+        total += segment(
+            x,
+            x_scale,
+            weight,
+            scale,
+            offset,
+            row,
+            out,
+            start,
+            tl.minimum(start + SEGMENT_LEN, WIDTH),
+            KIND,
+            CODES,
+            WIDTH,
+            WIDTH,
+            OUT_WIDTH,
+            GROUP_SIZE,
+            HAS_OFFSET,
+            SCALES_PER_GROUP,
+            WEIGHT_GROUPS,
+            INPUT_GROUPS,
+            BLOCK_IN,
+        )
+    held = (own_row < num_rows)[:, None] & (own_out < OUT_WIDTH)[None, :]
+    is_last = True
+    if SPREAD:
+        pointers = partial + own_row[:, None] * OUT_WIDTH + own_out[None, :]
+        stride = num_rows * OUT_WIDTH
+        tl.store(pointers + first * stride, tl.trans(total), mask=held)
+        tl.debug_barrier()  # all of the tile is written before its arrival is counted
+        tile = arrived + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+        is_last = tl.atomic_add(tile, 1) == NUM_SEGMENTS - 1
+        if is_last:
+            sums = tl.zeros((BLOCK_ROWS, BLOCK_OUT), tl.float32)
+            for part in range(NUM_SEGMENTS):
+                sums += tl.load(
+                    pointers + part * stride, mask=held, other=0.0, cache_modifier=".cg"
+                )
+            total = tl.trans(sums)
+            tl.store(tile, 0)
+    if is_last:
+        value = finish(
+            total,
+            x_scale,
+            scale,
+            bias,
+            row,
+            out,
+            KIND,
+            SCALES_PER_GROUP,
+            HAS_BIAS,
+            result.dtype.element_ty,
+        )
+        pointers = result + own_row.to(tl.int64)[:, None] * RESULT_STRIDE + own_out[None, :]
+        tl.store(pointers, value, mask=held)

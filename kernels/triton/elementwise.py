@@ -1,0 +1,100 @@
+"""Ops that treat every number alone: `ActMul`, `AddScaled`, `ScaleLogits`, `Tap`, `GatherRows`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+from hasten.kernels import ops
+from hasten.kernels.program import Rows
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hasten.kernels.program import WeightName
+    from hasten.kernels.triton.binding import Activation, Binder, Kernel
+    from hasten.kernels.weights import Weight
+from hasten.kernels.triton.device.elementwise import act_mul_kernel, map_kernel
+
+BLOCK = 1024
+
+
+Elementwise = ops.ActMul | ops.AddScaled | ops.ScaleLogits | ops.Tap | ops.GatherRows
+
+
+def supports(op: Elementwise, _weights: Mapping[WeightName, Weight]) -> str | None:
+    if isinstance(op, ops.Tap) and op.x.rows is not Rows.TOKENS:
+        return "taps keep token rows, not logit rows"
+    return None
+
+
+def bind(op: Elementwise, binder: Binder) -> Kernel:
+    if isinstance(op, ops.ActMul):
+        x, out = binder.activation(op.x), binder.activation(op.out)
+        return _map(
+            act_mul_kernel, (x.data, out.data), x, out, binder, ACTIVATION=op.activation.value
+        )
+    if isinstance(op, ops.ScaleLogits):
+        logits = binder.activation(op.logits)
+        cap = op.softcap or 0.0
+        return _scaled(logits, logits, op.scale, binder, SOFTCAP=cap)
+    x, out = binder.activation(op.x), binder.activation(op.out)
+    if isinstance(op, ops.AddScaled):
+        return _scaled(x, out, op.scale, binder, ADD=True)
+    if isinstance(op, ops.Tap):
+        return _scaled(x, out, 1.0, binder)
+    return _gather(x, out, binder)
+
+
+def _gather(x: Activation, out: Activation, binder: Binder) -> Kernel:
+    """The logit rows of the slice that the head is computing."""
+    wanted = binder.logit_slice
+    rows = binder.token_input("logit_rows", lambda batch: batch.logit_rows)
+
+    def gather() -> None:
+        chosen = rows.data[wanted.start : wanted.stop]
+        _scaled(x, out, 1.0, binder, rows=chosen, GATHER=True)()
+
+    return gather
+
+
+def _scaled(
+    x: Activation,
+    out: Activation,
+    scale: float,
+    binder: Binder,
+    rows: torch.Tensor | None = None,
+    **constants: Any,
+) -> Kernel:
+    constants = {"GATHER": False, "ADD": False, "SOFTCAP": 0.0} | constants
+    operands = (x.data, out.data, x.data if rows is None else rows, scale)
+    return _map(map_kernel, operands, out, out, binder, **constants)
+
+
+def _map(
+    kernel: Any,
+    operands: tuple[torch.Tensor | float, ...],
+    counted: Activation,
+    out: Activation,
+    binder: Binder,
+    **constants: Any,
+) -> Kernel:
+    width = out.data.shape[1]
+    block = min(triton.next_power_of_2(width), BLOCK)
+    rows = binder.rows_per_program(block)
+
+    def run() -> None:
+        binder.launch(
+            kernel,
+            (-(-counted.num_rows // rows), -(-width // block)),
+            *operands,
+            counted.num_rows,
+            num_warps=4,
+            WIDTH=width,
+            BLOCK=block,
+            BLOCK_ROWS=rows,
+            **constants,
+        )
+
+    return run

@@ -1,0 +1,204 @@
+"""`ops.Sample`: one program per logit row, without sorting.
+
+What filters keep is always a *prefix* of the order (most likely first, lowest id among equals), and
+a prefix is two numbers: a score, and how many of those equal to it are in. Scores are compared as
+ordered 32-bit keys, so a prefix is found digit by digit: in each of eight passes over the row, the
+count (top_k) or the mass (top_p) above each of 15 keys tells the next four bits.
+
+    adjust_kernel   penalties, bias and mask into a copy, where any row of the batch asks for one
+    sample_kernel   1  the largest score; NaN and rows without a token are seen here
+                    2  min_p is a count; with top_k, the smaller count; its prefix
+                    3  top_p, over the mass of that prefix
+                    4  argmax of what is kept, with noise where there is a temperature
+                    5  log-probabilities of the raw logits, for rows that ask
+
+Every sum runs over blocks of one length in their order. Exercised by `pytest tests/cpu/triton`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import triton
+from hasten.kernels.dtypes import DType
+from hasten.kernels.step import MAX_LOGPROBS, StepResult
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy.typing as npt
+    from hasten.kernels import ops
+    from hasten.kernels.program import WeightName
+    from hasten.kernels.step import SamplingRows, SparseRows, StepBatch
+    from hasten.kernels.triton.binding import Activation, Binder, Kernel
+    from hasten.kernels.weights import Weight
+from hasten.kernels.triton.device.sample import adjust_kernel, sample_kernel
+
+FLOAT_FIELDS = ("temperature", "top_p", "min_p")
+INT_FIELDS = ("top_k", "positions", "sample_idx", "num_logprobs", "target_ids")
+
+
+def supports(op: ops.Sample, _weights: Mapping[WeightName, Weight]) -> str | None:
+    return None if op.logits.dtype is DType.F32 else f"logits of {op.logits.dtype}, not float32"
+
+
+def bind(op: ops.Sample, binder: Binder) -> Kernel:
+    return _Sampler(binder.activation(op.logits), binder)
+
+
+class _Sampler:
+    """Chooses a token for each row of the slice that the head is computing."""
+
+    def __init__(self, logits: Activation, binder: Binder) -> None:
+        self._binder = binder
+        self._logits = logits
+        num_rows, self._vocab_size = logits.data.shape
+        self._block = min(triton.next_power_of_2(self._vocab_size), binder.table["sample"].block_in)
+        self._num_warps = binder.table["sample"].num_warps
+        capacity = max(binder.capacity.max_tokens, 1)
+        self._capacity = capacity
+        self._floats = binder.zeros((len(FLOAT_FIELDS), capacity), torch.float32)
+        self._ints = binder.zeros((len(INT_FIELDS), capacity), torch.int32)
+        self._seeds = binder.zeros((capacity, 2), torch.int32)
+        self._adjuster = _Adjuster(logits, binder, self._block, self._num_warps)
+        self._chosen = binder.zeros((num_rows,), torch.int32)
+        self._peaks = binder.zeros((num_rows,), torch.float32)
+        self._logprobs = binder.zeros((num_rows,), torch.float32)
+        self._top_ids = binder.zeros((num_rows, MAX_LOGPROBS), torch.int32)
+        self._top_logprobs = binder.zeros((num_rows, MAX_LOGPROBS), torch.float32)
+        self._num_logprobs = np.zeros(0, dtype=np.int32)
+        binder.before_step.append(self._prepare)
+
+    def _prepare(self, batch: StepBatch) -> None:
+        rows = batch.sampling
+        num_rows = batch.num_logit_rows
+        floats = np.stack([getattr(rows, name) for name in FLOAT_FIELDS])
+        ints = np.stack([getattr(rows, name) for name in INT_FIELDS])
+        seeds = np.ascontiguousarray(rows.seeds).view(np.int32).reshape(num_rows, 2)
+        self._floats[:, :num_rows].copy_(torch.from_numpy(floats))
+        self._ints[:, :num_rows].copy_(torch.from_numpy(ints))
+        self._seeds[:num_rows].copy_(torch.from_numpy(seeds))
+        self._num_logprobs = rows.num_logprobs
+        self._adjuster.prepare(rows)
+
+    def __call__(self) -> None:
+        binder, num_rows = self._binder, self._logits.num_rows
+        first = binder.logit_slice.start
+        binder.launch(
+            sample_kernel,
+            (num_rows,),
+            self._logits.data,
+            self._adjuster.adjusted(),
+            self._floats,
+            self._ints,
+            self._seeds,
+            self._chosen,
+            self._peaks,
+            self._logprobs,
+            self._top_ids,
+            self._top_logprobs,
+            first,
+            self._capacity,
+            self._vocab_size,
+            num_warps=self._num_warps,
+            BLOCK=self._block,
+        )
+        if self._chosen.device.type != "meta":
+            wanted = self._num_logprobs[first : first + num_rows]
+            binder.results.append(self._result(wanted, first))
+
+    def _result(self, num_logprobs: npt.NDArray[np.int32], first: int) -> StepResult:
+        num_rows = len(num_logprobs)
+        _refuse_hopeless(_numpy(self._peaks[:num_rows]), first)
+        width = max(0, int(num_logprobs.max(initial=0)))
+        result = StepResult(
+            _numpy(self._chosen[:num_rows]),
+            np.full(num_rows, np.nan, dtype=np.float32),
+            np.full((num_rows, width), -1, dtype=np.int32),
+            np.full((num_rows, width), np.nan, dtype=np.float32),
+        )
+        asked = num_logprobs >= 0
+        if asked.any():
+            result.logprobs[asked] = _numpy(self._logprobs[:num_rows])[asked]
+            count = np.minimum(num_logprobs, self._vocab_size)
+            filled = np.arange(width) < count[:, None]
+            result.top_ids[filled] = _numpy(self._top_ids[:num_rows, :width])[filled]
+            result.top_logprobs[filled] = _numpy(self._top_logprobs[:num_rows, :width])[filled]
+        return result
+
+
+class _Adjuster:
+    """Penalties, bias and masks: nothing is launched or copied where no row asks for any."""
+
+    def __init__(self, logits: Activation, binder: Binder, block: int, num_warps: int) -> None:
+        self._logits = logits
+        self._binder = binder
+        self._block = block
+        self._num_warps = num_warps
+        self._adjusted = logits.data
+        self._operands: tuple[torch.Tensor, ...] = ()
+        self._asked = (False, False, False)
+
+    def prepare(self, rows: SamplingRows) -> None:
+        """Upload what the step's rows ask for; the lists are of any length, so are not kept."""
+        self._asked = rows.counts is not None, rows.bias is not None, rows.mask_idx is not None
+        if not any(self._asked):
+            return
+        if self._adjusted is self._logits.data:
+            self._adjusted = torch.empty_like(self._logits.data)
+        penalties = np.stack(
+            (rows.repetition_penalty, rows.frequency_penalty, rows.presence_penalty)
+        )
+        mask_idx = np.zeros(1, np.int32) if rows.mask_idx is None else rows.mask_idx
+        masks = np.zeros(1, np.uint32) if rows.masks is None else rows.masks
+        self._operands = (
+            self._binder.to_device(penalties),
+            *self._sparse(rows.counts),
+            *self._sparse(rows.bias),
+            self._binder.to_device(mask_idx),
+            self._binder.to_device(masks.view(np.int32)),
+        )
+
+    def adjusted(self) -> torch.Tensor:
+        """The adjusted logits of the slice; the raw ones where that is the same."""
+        if not any(self._asked):
+            return self._logits.data
+        has_counts, has_bias, has_masks = self._asked
+        self._binder.launch(
+            adjust_kernel,
+            (self._logits.num_rows,),
+            self._logits.data,
+            self._adjusted,
+            *self._operands,
+            self._binder.logit_slice.start,
+            self._operands[0].shape[1],
+            self._logits.data.shape[1],
+            num_warps=self._num_warps,
+            HAS_COUNTS=has_counts,
+            HAS_BIAS=has_bias,
+            HAS_MASKS=has_masks,
+            BLOCK=self._block,
+        )
+        return self._adjusted
+
+    def _sparse(self, rows: SparseRows | None) -> tuple[torch.Tensor, ...]:
+        if rows is None:
+            nothing = self._binder.zeros((1,), torch.int32)
+            return nothing, nothing, nothing.float()
+        arrays = (rows.starts, rows.token_ids, rows.values)
+        return tuple(self._binder.to_device(array) for array in arrays)
+
+
+def _numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """A copy on the host."""
+    array: npt.NDArray[Any] = tensor.cpu().numpy().copy()
+    return array
+
+
+def _refuse_hopeless(peaks: npt.NDArray[Any], first: int) -> None:
+    for local in np.flatnonzero(~np.isfinite(peaks)).tolist():
+        peak = float(peaks[local])
+        reason = "allow no token" if peak == -np.inf else f"hold {peak}"
+        raise FloatingPointError(f"sample: the logits of row {first + local} {reason}")
