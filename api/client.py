@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO, TypeVar
 
 import msgspec
 import zmq
@@ -35,6 +35,8 @@ from hasten.core.messages import (
     EngineInput,
     EngineOutput,
     EngineReady,
+    EngineState,
+    GetState,
     GetStats,
     OutputBatch,
     RequestRefused,
@@ -48,11 +50,16 @@ if TYPE_CHECKING:
 
     from hasten.core.options import EngineOptions
 
+_T = TypeVar("_T")
+
 STALL_TIMEOUT_S = 60.0
 """An engine that owes an answer and has said nothing for this long counts as dead.
 
 It says something after each step, so this is longer than any step may take.
 """
+
+MAX_BUFFERED_OUTPUTS = 16384
+"""A request whose consumer falls so many steps behind is ended: memory is bounded."""
 
 EXIT_GRACE_S = 5.0
 """How long the engine process may take to end after it was told to."""
@@ -74,12 +81,24 @@ class RequestAbortedError(EngineError):
     """The request was ended by the server, not by its client."""
 
 
+class DeadlineExceededError(EngineError):
+    """The request's deadline has passed, or cannot be met any more."""
+
+
+class RequestFailedError(EngineError):
+    """The engine cannot compute this request, and serves others."""
+
+
 class RequestRefusedError(ValueError):
-    """The engine will not run this request; `field` is the parameter to change."""
+    """The engine will not run this request; `field` is the parameter to change.
+
+    With `retry_after_s` the request is not at fault, but the load.
+    """
 
     def __init__(self, refusal: RequestRefused) -> None:
         super().__init__(refusal.message)
         self.field = refusal.field
+        self.retry_after_s = refusal.retry_after_s
 
 
 class EngineClient:
@@ -101,6 +120,7 @@ class EngineClient:
         self._decoder: msgspec.msgpack.Decoder[EngineOutput] = msgspec.msgpack.Decoder(EngineOutput)
         self._streams: dict[str, asyncio.Queue[TokenOutput | Exception]] = {}
         self._stats_waiters: list[asyncio.Future[Stats]] = []
+        self._state_waiters: list[asyncio.Future[EngineState]] = []
         self._ready: asyncio.Future[EngineReady] = asyncio.get_running_loop().create_future()
         self._failure: EngineError | None = None
         self._last_heard_s = time.monotonic()
@@ -119,6 +139,7 @@ class EngineClient:
         *,
         quiet: bool = False,
         stall_timeout_s: float = STALL_TIMEOUT_S,
+        log_format: str = "text",
     ) -> EngineClient:
         """Start an engine process and wait until it takes requests; `quiet` hides its log.
 
@@ -131,7 +152,9 @@ class EngineClient:
         except BaseException:
             shutil.rmtree(socket_dir, ignore_errors=True)
             raise
-        launch = EngineLaunch(socket_dir=socket_dir, options=options, factory=factory)
+        launch = EngineLaunch(
+            socket_dir=socket_dir, options=options, factory=factory, log_format=log_format
+        )
         client = cls(process, socket_dir, zmq.asyncio.Context(), stall_timeout_s)
         try:
             assert process.stdin is not None
@@ -218,12 +241,19 @@ class EngineClient:
 
     async def stats(self) -> Stats:
         """A snapshot of the engine. Raises EngineError when it is dead."""
+        return await self._ask(GetStats(), self._stats_waiters)
+
+    async def state(self) -> EngineState:
+        """What the engine works on. Raises EngineError when it is dead."""
+        return await self._ask(GetState(), self._state_waiters)
+
+    async def _ask(self, question: GetStats | GetState, waiters: list[asyncio.Future[_T]]) -> _T:
         if self._failure is not None:
             raise self._failure
         self._expect_word()
-        waiter: asyncio.Future[Stats] = asyncio.get_running_loop().create_future()
-        self._stats_waiters.append(waiter)
-        self._send(GetStats())
+        waiter: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        waiters.append(waiter)
+        self._send(question)
         return await waiter
 
     async def close(self, grace_s: float = EXIT_GRACE_S) -> None:
@@ -269,7 +299,9 @@ class EngineClient:
             case RequestRefused():
                 self._deliver(message.request_id, RequestRefusedError(message))
             case Stats():
-                self._answer_stats(message)
+                _answer(self._stats_waiters, message)
+            case EngineState():
+                _answer(self._state_waiters, message)
             case EngineReady():
                 self._ready.set_result(message)
             case EngineFailed():
@@ -278,13 +310,13 @@ class EngineClient:
     def _deliver(self, request_id: str, output: TokenOutput | Exception) -> None:
         # A request that was aborted may still have outputs on the way: nobody waits for them.
         queue = self._streams.get(request_id)
-        if queue is not None:
-            queue.put_nowait(output)
-
-    def _answer_stats(self, stats: Stats) -> None:
-        waiter = self._stats_waiters.pop(0)
-        if not waiter.done():
-            waiter.set_result(stats)
+        if queue is None:
+            return
+        if queue.qsize() >= MAX_BUFFERED_OUTPUTS and not isinstance(output, Exception):
+            del self._streams[request_id]
+            self._send(AbortRequests([request_id]))
+            output = RequestAbortedError("the client reads too slowly")
+        queue.put_nowait(output)
 
     async def _watch_process(self) -> None:
         status = await self._process.wait()
@@ -296,7 +328,7 @@ class EngineClient:
 
     @property
     def _is_owed(self) -> bool:
-        return bool(self._streams or self._stats_waiters)
+        return bool(self._streams or self._stats_waiters or self._state_waiters)
 
     def _expect_word(self) -> None:
         """Silence counts from the moment that the engine has a reason to speak."""
@@ -319,16 +351,25 @@ class EngineClient:
             return
         self._failure = error
         self._fail_streams(error)
-        for waiter in self._stats_waiters:
+        waiters: list[asyncio.Future[Any]] = [*self._stats_waiters, *self._state_waiters]
+        for waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(error)
         self._stats_waiters.clear()
+        self._state_waiters.clear()
         if not self._ready.done():
             self._ready.set_exception(EngineStartError(str(error)))
 
     def _fail_streams(self, error: EngineError) -> None:
         for queue in self._streams.values():
             queue.put_nowait(error)
+
+
+def _answer(waiters: list[asyncio.Future[_T]], answer: _T) -> None:
+    """Questions are answered in their order."""
+    waiter = waiters.pop(0)
+    if not waiter.done():
+        waiter.set_result(answer)
 
 
 def _make_socket_dir() -> str:

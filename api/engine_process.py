@@ -13,7 +13,6 @@ It is started by `hasten.api.client`, never by hand. Exercised by
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import shutil
 import signal
@@ -24,12 +23,16 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import msgspec
 import zmq
+from hasten.api.observability.log_lines import set_up_logging
 from hasten.core.messages import (
     AbortRequests,
     AddRequest,
     EngineFailed,
     EngineInput,
+    EngineOutput,
     EngineReady,
+    EngineState,
+    GetState,
     GetStats,
     OutputBatch,
     RequestRefused,
@@ -63,6 +66,8 @@ class EngineLike(Protocol):
 
     def stats(self) -> Stats: ...
 
+    def state(self) -> EngineState: ...
+
     def ready_message(self) -> EngineReady: ...
 
 
@@ -76,6 +81,7 @@ class EngineLaunch(msgspec.Struct, frozen=True, kw_only=True):
     socket_dir: str
     options: EngineOptions
     factory: str = DEFAULT_FACTORY
+    log_format: str = "text"
 
 
 def socket_address(socket_dir: str, name: str) -> str:
@@ -125,13 +131,13 @@ class EngineLoop:
                 self._engine.abort(request_ids, sample_idx)
             case GetStats():
                 self._send(self._engine.stats())
+            case GetState():
+                self._send(self._engine.state())
             case Shutdown():
                 self._send(OutputBatch(self._engine.abort_all()))
                 self._stopping = True
 
-    def _send(
-        self, message: OutputBatch | RequestRefused | Stats | EngineReady | EngineFailed
-    ) -> None:
+    def _send(self, message: EngineOutput) -> None:
         self._outputs.send(self._encoder.encode(message))
 
 
@@ -183,8 +189,8 @@ def _end_with_parent(socket_dir: str) -> None:
 def main() -> int:
     # Ctrl-C reaches the whole terminal group: the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineLaunch)
+    set_up_logging(launch.log_format)
     watcher = threading.Thread(target=_end_with_parent, args=(launch.socket_dir,), daemon=True)
     watcher.start()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -8,7 +8,12 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Protocol
 
-from hasten.api.client import RequestAbortedError
+from hasten.api.client import (
+    DeadlineExceededError,
+    EngineError,
+    RequestAbortedError,
+    RequestFailedError,
+)
 from hasten.api.text.sample_text import SampleDelta, SampleText, StopRules
 
 if TYPE_CHECKING:
@@ -16,6 +21,14 @@ if TYPE_CHECKING:
 
     from hasten.api.text.detokenizer import TokenBytes
     from hasten.core.messages import AddRequest, TokenOutput
+
+
+FAILURES: dict[str, tuple[type[EngineError], str]] = {
+    "abort": (RequestAbortedError, "the engine aborted the request"),
+    "deadline": (DeadlineExceededError, "the deadline has passed, or cannot be met any more"),
+    "error": (RequestFailedError, "the model's numbers for this request are broken (NaN)"),
+}
+"""Finish reasons of the engine that no text ends with, and what they are for a client."""
 
 
 class TokenSource(Protocol):
@@ -40,8 +53,9 @@ async def generate_text(
             sample = unfinished.get(output.sample_idx)
             if sample is None:
                 continue  # on the way when a stop string ended the sample
-            if output.finish_reason == "abort":
-                raise RequestAbortedError("the engine aborted the request")
+            failure = FAILURES.get(output.finish_reason or "")
+            if failure is not None:
+                raise failure[0](failure[1])
             delta = sample.push(output)
             if delta.finish_reason is not None:
                 del unfinished[output.sample_idx]

@@ -56,6 +56,13 @@ class BlockPool:
         """Free blocks that can be taken without forgetting anything."""
         return len(self._empty)
 
+    def states(self) -> bytes:
+        """By block: 0 empty, 1 free but remembered, 2 held by one request, 3 by several."""
+        states = bytearray(min(count, 2) + 1 if count else 0 for count in self._ref_counts)
+        for block in self._cached_free:
+            states[block] = 1
+        return bytes(states[NULL_BLOCK + 1 :])
+
     def ref_count(self, block: int) -> int:
         return self._ref_counts[block]
 

@@ -125,6 +125,10 @@ class BlockManager:
         """By group, all blocks but the null block."""
         return tuple(group.pool.num_usable for group in self._groups)
 
+    def states(self) -> list[bytes]:
+        """By group, what each block is (`BlockPool.states`)."""
+        return [group.pool.states() for group in self._groups]
+
     def __contains__(self, request_id: RequestId) -> bool:
         return request_id in self._sequences
 

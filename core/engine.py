@@ -20,6 +20,8 @@ from hasten.core.batch import BatchBuilder, chooses_tokens
 from hasten.core.deadlines import Deadlines
 from hasten.core.draft_counters import MAX_DEPTH, DraftCounters
 from hasten.core.grammar_gate import GrammarGate
+from hasten.core.inspection import inspect
+from hasten.core.isolation import at_fault, without
 from hasten.core.latency import StepShape
 from hasten.core.messages import RequestRefused, Stats
 from hasten.core.request import FinishReason, Request, RequestStatus
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from hasten.core.blocks import BlockManager
-    from hasten.core.messages import AddRequest, EngineReady, TokenOutput
+    from hasten.core.messages import AddRequest, EngineReady, EngineState, TokenOutput
     from hasten.core.overload import Overload
     from hasten.core.plan import StepPlan
     from hasten.core.protocols import Executor, Grammars, Speculator, StepObserver
@@ -251,7 +253,10 @@ class Engine:
         marks.append(perf_counter_ns())
         batch = self._batches.build(plan, self._scheduler.requests)
         marks.append(perf_counter_ns())
-        result = self._executor.execute(batch)
+        try:
+            result = self._executor.execute(batch)
+        except FloatingPointError:
+            return late + self._step_without_faulty(plan)
         marks.append(perf_counter_ns())
         self._observe(batch, (marks[-1] - marks[-2]) * 1e-9)
         outcomes = self._verify(plan, result)
@@ -265,6 +270,29 @@ class Engine:
         self._counters.num_steps += 1
         return late + outputs
 
+    def _step_without_faulty(self, plan: StepPlan) -> list[TokenOutput]:
+        """End the requests that cannot be computed, and carry out the rest of the step.
+
+        Raises FloatingPointError when the fault is nobody's alone.
+        """
+        faulty = at_fault(plan, self._compute)
+        if not faulty:
+            raise FloatingPointError("a step fails, and none of its requests alone")
+        outputs = [self._samples[name].last_output(FinishReason.ERROR) for name in faulty]
+        plan = without(plan, faulty)
+        if plan.requests:
+            result = self._compute(plan)
+            outcomes = self._verify(plan, result)
+            outputs += [self._report(outcome, result) for outcome in outcomes]
+            self._update(plan, outcomes)
+        for name in faulty:
+            self._scheduler.finish(name, FinishReason.ERROR)
+            self._close(self._samples[name])
+        return outputs
+
+    def _compute(self, plan: StepPlan) -> StepResult:
+        return self._executor.execute(self._batches.build(plan, self._scheduler.requests))
+
     def _observe(self, batch: StepBatch, seconds: float) -> None:
         """Let the step-time model learn, and keep what it had expected."""
         observer = self._parts.observer
@@ -274,6 +302,10 @@ class Engine:
         self._counters.predicted_step_s += observer.step_time(shape)
         self._counters.step_s += seconds
         observer.observe(shape, seconds)
+
+    def state(self) -> EngineState:
+        """What it works on, for people who watch."""
+        return inspect(self._scheduler, self._parts.blocks)
 
     def stats(self) -> Stats:
         """A snapshot, for metrics."""

@@ -39,11 +39,15 @@ class GetStats(msgspec.Struct, frozen=True, tag="get_stats"):
     """Ask for one `Stats`."""
 
 
+class GetState(msgspec.Struct, frozen=True, tag="get_state"):
+    """Ask for one `EngineState`."""
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """End the engine process; requests still open are reported as aborted first."""
 
 
-EngineInput = AddRequest | AbortRequests | GetStats | Shutdown
+EngineInput = AddRequest | AbortRequests | GetStats | GetState | Shutdown
 
 
 class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -116,6 +120,35 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     phase_seconds: dict[str, float] = {}
 
 
+class RequestState(msgspec.Struct, frozen=True, kw_only=True):
+    """One sample that has not ended. `depth` is how many drafts its next step verifies."""
+
+    request_id: str
+    sample_idx: int
+    client: str
+    status: str
+    priority: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_computed_tokens: int
+    num_cached_tokens: int
+    num_preemptions: int
+    num_blocks: int
+    depth: int
+
+
+class EngineState(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
+    """What the engine works on: its requests, those that run first, and its blocks.
+
+    `blocks[group]` has a byte for each block: 0 empty, 1 free with contents that may be matched
+    again, 2 held by one request, 3 by several. Large pools are summed up: each byte then stands
+    for several blocks, and is the largest of theirs.
+    """
+
+    requests: list[RequestState]
+    blocks: list[bytes]
+
+
 class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """Sent once, when the engine can take requests.
 
@@ -146,4 +179,4 @@ class OutputBatch(msgspec.Struct, frozen=True, tag="outputs"):
     outputs: list[TokenOutput]
 
 
-EngineOutput = OutputBatch | RequestRefused | Stats | EngineReady | EngineFailed
+EngineOutput = OutputBatch | RequestRefused | Stats | EngineState | EngineReady | EngineFailed

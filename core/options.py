@@ -73,6 +73,9 @@ class CacheOptions:
     isolate_cache_by_key: bool = option(
         False, "reuse it within one API key only: what is fast tells nobody what others asked"
     )
+    isolate_cache_by_key: bool = option(
+        False, "reuse it within one API key only: what is fast tells nobody what others asked"
+    )
 
     def __post_init__(self) -> None:
         _require(
@@ -238,6 +241,16 @@ class ServerOptions:
     log_requests: bool = option(False, "log a line for each request, without texts")
     log_prompts: bool = option(False, "log the texts of prompts too")
     log_format: str = option("text", "how log lines look", ("text", "json"))
+    api_key_file: str | None = option(
+        None, "require one of the keys of this file (docs/security.md); `hasten key` makes them"
+    )
+    allowed_origins: str | None = option(
+        None, "let pages of these origins call the API (CORS): URLs with commas between, or *"
+    )
+    restart_engine: bool = option(False, "start the engine again when it dies")
+    log_requests: bool = option(False, "log a line for each request, without texts")
+    log_prompts: bool = option(False, "log the texts of prompts too")
+    log_format: str = option("text", "how log lines look", ("text", "json"))
     shutdown_timeout_s: float = option(30.0, "how long open requests may finish after SIGTERM")
     stall_timeout_s: float = option(60.0, "end an engine that hangs in one step for so long")
     require_eval: str | None = option(
@@ -261,6 +274,9 @@ class ServerOptions:
                 self.require_eval is not None or getattr(self, name) is None,
                 f"--{name.replace('_', '-')} goes with --require-eval",
             )
+        _require(
+            self.log_requests or not self.log_prompts, "--log-prompts goes with --log-requests"
+        )
         _require(
             self.log_requests or not self.log_prompts, "--log-prompts goes with --log-requests"
         )

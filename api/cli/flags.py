@@ -20,12 +20,11 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 REFUSED_FLAGS = {
-    "--allowed-origins": "put a reverse proxy in front for CORS",
     "--async-scheduling": "not supported yet",
     "--cpu-offload-gb": "weights are not offloaded",
     "--data-parallel-size": "not supported yet; start several servers",
     "--device": "not supported; the device follows from --kernels",
-    "--disable-log-requests": "requests are never logged",
+    "--disable-log-requests": "requests are logged with --log-requests only",
     "--disable-log-stats": "statistics are served at /metrics, not logged",
     "--distributed-executor-backend": "not supported yet",
     "--download-dir": "models are not downloaded: give a directory or a GGUF file",

@@ -10,7 +10,7 @@ import importlib
 
 import click
 
-COMMANDS = ("serve", "chat", "bench", "check", "plan", "quantize")
+COMMANDS = ("serve", "chat", "bench", "check", "plan", "quantize", "train-eagle", "key")
 """Each is the command of the same name in the module of the same name beside this one."""
 
 
@@ -23,8 +23,9 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  the interface
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"hasten.api.cli.{cmd_name}")
-        command: click.Command = getattr(module, cmd_name)
+        name = cmd_name.replace("-", "_")
+        module = importlib.import_module(f"hasten.api.cli.{name}")
+        command: click.Command = getattr(module, name)
         return command
 
 

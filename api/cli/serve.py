@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from typing import Any
 
 import click
 from hasten.api.cli.flags import FlagCommand, build_options
+from hasten.api.observability.log_lines import set_up_logging
 from hasten.core.options import EngineOptions, ServerOptions
 
 
@@ -24,7 +24,7 @@ def serve(model_argument: str | None, **values: Any) -> None:
         values["model"] = model_argument
     engine = build_options(EngineOptions, values)
     server = build_options(ServerOptions, values)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    set_up_logging(server.log_format)
     # Here and not above: --help should not wait for a web server to be imported.
     from hasten.api.client import EngineError
     from hasten.api.http.server import ServerStartError, run_server

@@ -15,6 +15,7 @@ from hasten.api.grpc.answers import GenerationWriter, score_response
 from hasten.api.grpc.errors import answering_errors
 from hasten.api.grpc.requests import check_known, generation_of, scoring_of
 from hasten.api.http.errors import ApiError, naming_parameters
+from hasten.api.security.caller import Caller
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from hasten.api.grpc.requests import GrpcScoring
     from hasten.api.http.served_model import ServedModel, Work
     from hasten.api.http.service import Service
+    from hasten.api.security.keys import Key
     from hasten.core.messages import PositionLogprobs
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Hasten"].full_name
@@ -116,10 +118,12 @@ class Servicer:
     ) -> pb.DrainResponse:
         async with self._call(context):
             check_known(message)
-            if self._service.api_key is None and not _is_local(context.peer()):
+            if self._service.keyring is None and not _is_local(context.peer()):
                 raise ApiError(
                     403, "without an API key only this machine may drain the server (--api-key)"
                 )
+            if not self._key(context).is_admin:
+                raise ApiError(403, "this key may not drain the server (admin)")
             self._drain()
             return pb.DrainResponse(num_open_requests=self._service.num_active)
 
@@ -127,14 +131,18 @@ class Servicer:
     async def _call(self, context: grpc.aio.ServicerContext) -> AsyncIterator[ServedModel]:
         """What every call passes: the key, and a model that is there."""
         async with answering_errors(context):
-            self._service.check_key(_authorization(context.invocation_metadata()))
+            self._key(context)
             yield self._service.require_model()
+
+    def _key(self, context: grpc.aio.ServicerContext) -> Key:
+        """Whose call it is. Raises ApiError 401."""
+        return self._service.check_key(_authorization(context.invocation_metadata()))
 
     @asynccontextmanager
     async def _work(self, context: grpc.aio.ServicerContext) -> AsyncIterator[ServedModel]:
         """The same for calls that compute, which count as open requests."""
         async with self._call(context) as model:
-            with self._service.work():
+            with self._service.work(Caller(self._key(context))):
                 yield model
 
     @contextmanager

@@ -16,23 +16,31 @@ from hasten.api.http.body import decode_body, read_body
 from hasten.api.http.chat import create_chat_completion
 from hasten.api.http.completions import create_completion
 from hasten.api.http.errors import EXPECTED_ERRORS, ApiError, answer_error
+from hasten.api.http.live import debug_requests, live
+from hasten.api.http.pages import PREFIX, show_page
 from hasten.api.http.requests import DetokenizeRequest, TokenizeRequest
 from hasten.api.http.service import Service, service_of
 from hasten.api.http.streaming import ClientGoneError
+from hasten.api.security.caller import Caller
+from hasten.api.security.keys import ANYBODY
 from hasten.api.text.detokenizer import text_of
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hasten.api.http.served_model import ServedModel
+    from hasten.api.security.keys import Key
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-_OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics"})
+_OPEN_PATHS = frozenset({"/", "/health", "/ready", "/version", "/metrics"})
 _GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 
 
-def create_app(service: Service) -> FastAPI:
-    """All end points over one `Service`."""
+def create_app(service: Service, allowed_origins: Sequence[str] = ()) -> FastAPI:
+    """All end points over one `Service`; pages of `allowed_origins` may call them (CORS)."""
     app = FastAPI(title="Hasten", openapi_url=None)
     app.state.service = service
     for path, endpoint, method in (
@@ -47,12 +55,24 @@ def create_app(service: Service) -> FastAPI:
         ("/ready", ready, "GET"),
         ("/version", show_version, "GET"),
         ("/metrics", metrics, "GET"),
+        ("/v1/live", live, "GET"),
+        ("/v1/debug/requests", debug_requests, "GET"),
+        ("/", show_page, "GET"),
+        (PREFIX + "{name}", show_page, "GET"),
     ):
         app.add_route(path, endpoint, methods=[method])
     for kind in (*EXPECTED_ERRORS, Exception):
         app.add_exception_handler(kind, answer_error)
     app.add_exception_handler(ClientGoneError, _answer_nobody)
     app.add_middleware(Gate, service=service)
+    if allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=allowed_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["authorization", "content-type"],
+            expose_headers=["retry-after"],
+        )
     return app
 
 
@@ -69,18 +89,25 @@ class Gate:
             return
         with ExitStack() as stack:
             try:
-                self._check_key(scope)
+                key = self._key(scope)
                 if scope["path"] in _GENERATION_PATHS:
-                    stack.enter_context(self._service.work())
+                    who = Caller(key, trace_parent=_header(scope, b"traceparent").decode("latin-1"))
+                    stack.enter_context(self._service.work(who))
             except ApiError as refusal:
                 await refusal.response()(scope, receive, send)
                 return
             await self._app(scope, receive, send)
 
-    def _check_key(self, scope: Scope) -> None:
-        if scope["path"] not in _OPEN_PATHS:
-            given = (value for name, value in scope["headers"] if name == b"authorization")
-            self._service.check_key(next(given, b""))
+    def _key(self, scope: Scope) -> Key:
+        """Whose request it is. Raises ApiError 401."""
+        path = scope["path"]
+        if path in _OPEN_PATHS or path.startswith(PREFIX):
+            return ANYBODY
+        return self._service.check_key(_header(scope, b"authorization"))
+
+
+def _header(scope: Scope, wanted: bytes) -> bytes:
+    return next((value for name, value in scope["headers"] if name == wanted), b"")
 
 
 def _json(body: object, status: int = 200) -> Response:

@@ -1,4 +1,4 @@
-"""Connections of clients that do not go on sending are closed.
+"""Connections of clients that do not go on sending, or reading, are closed.
 
 A request that takes too long to arrive is answered with 408 (`api.http.body`) where that is still
 possible; this is for what no end point sees: headers that never end, and the rest of a body that
@@ -19,10 +19,19 @@ ARRIVAL_LIMIT_S = BODY_LIMIT_S + 5.0
 """From a connection, or from the first byte of a request on one, to the request's last byte."""
 
 
+WRITE_LIMIT_S = 30.0
+"""A client that has read nothing for so long, while something waits for it, is dropped."""
+
+
 class PunctualProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP, with a time limit for the arrival of requests."""
+    """uvicorn's HTTP, with time limits for the arrival of requests and the reading of answers.
+
+    An answer waits in the engine's client (bounded there) while the system's buffers and
+    uvicorn's, 64 KiB, are full.
+    """
 
     _deadline: asyncio.TimerHandle | None = None
+    _write_deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -30,7 +39,17 @@ class PunctualProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._arrived()
+        self._written()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        # Not `close`, which would go on waiting for what is to be read.
+        self._write_deadline = self.loop.call_later(WRITE_LIMIT_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._written()
+        super().resume_writing()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -43,6 +62,11 @@ class PunctualProtocol(HttpToolsProtocol):
     def _expect(self) -> None:
         self._arrived()
         self._deadline = self.loop.call_later(ARRIVAL_LIMIT_S, self.transport.close)
+
+    def _written(self) -> None:
+        if self._write_deadline is not None:
+            self._write_deadline.cancel()
+            self._write_deadline = None
 
     def _arrived(self) -> None:
         if self._deadline is not None:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from hasten.api.client import EngineError, RequestAbortedError, RequestRefusedError
+from hasten.api.client import (
+    DeadlineExceededError,
+    EngineError,
+    RequestAbortedError,
+    RequestFailedError,
+    RequestRefusedError,
+)
 from hasten.api.text.chat_template import ChatTemplateError
 from hasten.core.params import InvalidParameterError
 from starlette.exceptions import HTTPException
@@ -17,19 +24,34 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-_TYPES = {401: "authentication_error", 404: "not_found_error"}
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
 
 
 class ApiError(Exception):
-    """A request that is answered with an error. `param` is the field to change."""
+    """A request that is answered with an error. `param` is the field to change.
+
+    `retry_after_s` tells when the same request may succeed.
+    """
 
     def __init__(
-        self, status: int, message: str, *, param: str | None = None, code: str | None = None
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.param = param
         self.code = code
+        self.retry_after_s = retry_after_s
 
     def body(self) -> dict[str, Any]:
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
@@ -43,9 +65,11 @@ class ApiError(Exception):
         }
 
     def response(self) -> Response:
+        seconds = self.retry_after_s
         return Response(
             msgspec.json.encode(self.body()),
             status_code=self.status,
+            headers=None if seconds is None else {"retry-after": str(math.ceil(seconds))},
             media_type="application/json",
         )
 
@@ -53,6 +77,17 @@ class ApiError(Exception):
 def unsupported(param: str, message: str) -> ApiError:
     """The refusal of something that is understood, but not done here."""
     return ApiError(400, message, param=param, code="unsupported_parameter")
+
+
+def overloaded(message: str, retry_after_s: float, code: str = "overloaded") -> ApiError:
+    """The refusal of what could be served at another time."""
+    return ApiError(429, message, code=code, retry_after_s=retry_after_s)
+
+
+def _refused(error: RequestRefusedError, param: str | None) -> ApiError:
+    if error.retry_after_s is not None:
+        return overloaded(str(error), error.retry_after_s)
+    return ApiError(400, str(error), param=param, code="refused")
 
 
 def to_api_error(error: Exception) -> ApiError:
@@ -63,9 +98,13 @@ def to_api_error(error: Exception) -> ApiError:
         case InvalidParameterError():
             told = ApiError(400, str(error), param=error.field, code="invalid_value")
         case RequestRefusedError():
-            told = ApiError(400, str(error), param=error.field, code="refused")
+            told = _refused(error, error.field)
         case ChatTemplateError():
             told = ApiError(400, str(error), param="messages", code="chat_template")
+        case DeadlineExceededError():
+            told = ApiError(504, str(error), param="deadline_ms", code="deadline_exceeded")
+        case RequestFailedError():
+            told = ApiError(500, str(error), code="request_failed")
         case EngineError():
             code = "aborted" if isinstance(error, RequestAbortedError) else "engine_failed"
             told = ApiError(503, str(error), code=code)
@@ -87,7 +126,7 @@ def naming_parameters(client_name: Callable[[str], str]) -> Iterator[None]:
         raise ApiError(400, f"{param}: {reason}", param=param, code="invalid_value") from error
     except RequestRefusedError as error:
         param_or_none = None if error.field is None else client_name(error.field)
-        raise ApiError(400, str(error), param=param_or_none, code="refused") from error
+        raise _refused(error, param_or_none) from error
 
 
 async def answer_error(_request: Request, error: Exception) -> Response:

@@ -2,82 +2,34 @@
 
 Inter-token latency is weighted by tokens: a step that gives k tokens after t seconds counts as k
 observations of t / k, so the histogram's sum is the time spent decoding.
+
+Ours are called `hasten_...`; dashboards and gateways that know vLLM find the same numbers under
+its names (`api.observability.vllm_names`). Exercised by `pytest tests/unit/api/test_metrics.py`.
 """
 
 from __future__ import annotations
 
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from hasten.api.client import RequestRefusedError
+from hasten.api.observability.engine_metrics import EngineMetrics
+from hasten.api.observability.recent import RecentLatency
+from hasten.api.observability.vllm_names import VllmNames
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Mapping
 
+    from hasten.api.security.caller import Caller
     from hasten.api.text.sample_text import SampleDelta
-    from hasten.core.messages import Stats
-    from prometheus_client.metrics_core import Metric
+    from hasten.core.messages import AddRequest, Stats
 
-_TTFT_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
-_ITL_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
-
-_COUNTERS = {
-    "num_preemptions": "requests put back to make room",
-    "num_prompt_tokens": "prompt tokens of all requests",
-    "num_generated_tokens": "tokens generated",
-    "num_cached_prompt_tokens": "prompt tokens found in the prefix cache",
-    "num_recomputed_tokens": "tokens computed again after a preemption",
-    "num_steps": "engine steps",
-    "num_draft_tokens": "drafted tokens verified",
-    "num_accepted_draft_tokens": "drafted tokens that were right and kept",
-}
-_GAUGES = {
-    "num_running": "requests in the running batch",
-    "num_waiting": "requests waiting",
-    "speculation_gain": "estimated rate of tokens over that without drafts",
-}
-_BLOCK_GAUGES = {"num_free_blocks": "free KV blocks", "num_total_blocks": "KV blocks"}
-
-
-class _EngineStats(Collector):
-    """Shows the latest `Stats`."""
-
-    def __init__(self) -> None:
-        self.latest: Stats | None = None
-
-    def collect(self) -> Iterator[Metric]:
-        if self.latest is None:
-            return
-        for name, text in _COUNTERS.items():
-            yield CounterMetricFamily(f"hasten_{name}", text, value=getattr(self.latest, name))
-        for name, text in _GAUGES.items():
-            yield GaugeMetricFamily(f"hasten_{name}", text, value=getattr(self.latest, name))
-        for name, text in _BLOCK_GAUGES.items():
-            family = GaugeMetricFamily(f"hasten_{name}", text, labels=["kv_group"])
-            for group_id, value in enumerate(getattr(self.latest, name)):
-                family.add_metric([str(group_id)], value)
-            yield family
-        yield from _draft_counters(self.latest)
-
-
-def _draft_counters(stats: Stats) -> Iterator[Metric]:
-    """Drafts by depth and by position; what was verified in vain is named too."""
-    yield CounterMetricFamily(
-        "hasten_num_wasted_draft_tokens",
-        "drafted tokens verified in vain",
-        value=stats.num_draft_tokens - stats.num_accepted_draft_tokens,
-    )
-    for name, text, label, values in (
-        ("draft_depths", "times that so many drafts were verified", "depth", stats.draft_depths),
-        ("accepted_drafts", "drafts right and kept", "position", stats.accepted_drafts),
-    ):
-        family = CounterMetricFamily(f"hasten_{name}", text, labels=[label])
-        for idx, value in enumerate(values):
-            family.add_metric([str(idx)], value)
-        yield family
+TTFT_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+ITL_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+REQUEST_BUCKETS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+LENGTH_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000)
 
 
 class Metrics:
@@ -85,48 +37,102 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._stats = _EngineStats()
-        self._registry.register(self._stats)
-        self._ttft = Histogram(
-            "hasten_time_to_first_token_seconds",
-            "from the request to its first token",
-            buckets=_TTFT_BUCKETS,
-            registry=self._registry,
+        self._engine = EngineMetrics()
+        self.ttft = self._histogram(
+            "time_to_first_token_seconds", "from the request to its first token", TTFT_BUCKETS
         )
-        self._itl = Histogram(
-            "hasten_inter_token_latency_seconds",
-            "between the tokens of one sample",
-            buckets=_ITL_BUCKETS,
-            registry=self._registry,
+        self.itl = self._histogram(
+            "inter_token_latency_seconds", "between the tokens of one sample", ITL_BUCKETS
         )
-        self._finished = Counter(
-            "hasten_samples_finished",
-            "samples that ran to their end",
-            ["finish_reason"],
-            registry=self._registry,
+        self.latency = self._histogram(
+            "request_seconds", "from the request to the end of its answer", REQUEST_BUCKETS
         )
+        self.prompt_len = self._histogram("request_prompt_tokens", "of a request", LENGTH_BUCKETS)
+        self.output_len = self._histogram("request_output_tokens", "of a request", LENGTH_BUCKETS)
+        self.finished = self._counter(
+            "samples_finished", "samples that ran to their end", "finish_reason"
+        )
+        self.refused = self._counter("requests_refused", "turned away with 429", "key", "reason")
+        self.requests = self._counter("requests", "requests for text", "key")
+        self.key_prompt_tokens = self._counter("key_prompt_tokens", "asked for", "key")
+        self.key_output_tokens = self._counter("key_output_tokens", "generated", "key")
+        self.restarts = self._counter("engine_restarts", "times that a new engine was started")
+        self.recent_ttft, self.recent_itl = RecentLatency(), RecentLatency()
+        self._names = VllmNames(self, self._engine)
+        self._registry.register(self._engine)
+        self._registry.register(self._names)
+
+    def name_model(self, model_name: str, block_size: int) -> None:
+        """What is served, as labels say it."""
+        self._names.name_model(model_name, block_size)
 
     def render(self, stats: Stats | None) -> bytes:
         """The exposition; `stats` None leaves the engine's figures out."""
-        self._stats.latest = stats
+        self._engine.latest = stats
         return generate_latest(self._registry)
 
-    async def watch(self, deltas: AsyncGenerator[SampleDelta]) -> AsyncGenerator[SampleDelta]:
-        """Pass deltas through, timing them."""
+    def count_refusal(self, key_name: str, reason: str) -> None:
+        self.refused.labels(key_name, reason).inc()
+
+    def count_request(self, who: Caller) -> None:
+        """A request has ended, whichever way."""
+        self.requests.labels(who.key.name).inc()
+        self.key_prompt_tokens.labels(who.key.name).inc(who.num_prompt_tokens)
+        self.key_output_tokens.labels(who.key.name).inc(who.num_output_tokens)
+        if who.num_prompt_tokens:
+            self.prompt_len.observe(who.num_prompt_tokens)
+            self.output_len.observe(who.num_output_tokens)
+
+    async def watch(
+        self, deltas: AsyncGenerator[SampleDelta], who: Caller, request: AddRequest
+    ) -> AsyncGenerator[SampleDelta]:
+        """Pass deltas through, timing them, and keep for `who` what they come to."""
         begin_s = perf_counter()
         last_s: dict[int, float] = {}
-        async with aclosing(deltas):
-            async for delta in deltas:
-                now_s = perf_counter()
-                self._observe(delta, now_s - last_s.get(delta.sample_idx, begin_s), last_s)
-                last_s[delta.sample_idx] = now_s
-                yield delta
+        who.num_prompt_tokens += len(request.prompt_token_ids)
+        with self._counting_refusals(who):
+            async with aclosing(deltas):
+                async for delta in deltas:
+                    now_s = perf_counter()
+                    self._observe(delta, now_s, last_s, begin_s)
+                    who.note(delta, now_s - begin_s)
+                    last_s[delta.sample_idx] = now_s
+                    yield delta
+        self.latency.observe(perf_counter() - begin_s)
 
-    def _observe(self, delta: SampleDelta, gap_s: float, seen: Mapping[int, float]) -> None:
-        if delta.sample_idx not in seen:
-            self._ttft.observe(gap_s)
-        else:
+    @contextmanager
+    def _counting_refusals(self, who: Caller) -> Iterator[None]:
+        try:
+            yield
+        except RequestRefusedError as error:
+            if error.retry_after_s is not None:
+                self.count_refusal(who.key.name, "overloaded")
+            raise
+
+    def _observe(
+        self, delta: SampleDelta, now_s: float, last_s: Mapping[int, float], begin_s: float
+    ) -> None:
+        gap_s = now_s - last_s.get(delta.sample_idx, begin_s)
+        if delta.sample_idx not in last_s:
+            self.ttft.observe(gap_s)
+            self.recent_ttft.note(now_s, gap_s)
+        elif delta.num_tokens:
+            self.recent_itl.note(now_s, gap_s / delta.num_tokens)
             for _ in range(delta.num_tokens):
-                self._itl.observe(gap_s / delta.num_tokens)
+                self.itl.observe(gap_s / delta.num_tokens)
         if delta.finish_reason is not None:
-            self._finished.labels(delta.finish_reason).inc()
+            self.finished.labels(delta.finish_reason).inc()
+
+    def latencies(self) -> dict[str, dict[str, float | None]]:
+        """Percentiles of the last minute, in seconds."""
+        now_s = perf_counter()
+        return {
+            "ttft": self.recent_ttft.quantiles(now_s),
+            "itl": self.recent_itl.quantiles(now_s),
+        }
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"hasten_{name}", text, buckets=buckets, registry=self._registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"hasten_{name}", text, labels, registry=self._registry)

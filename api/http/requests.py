@@ -76,6 +76,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     allowed_token_ids: list[Int32] | None = None
     priority: Int32 = 0
     cache_salt: str | None = None
+    deadline_ms: Annotated[float, msgspec.Meta(gt=0)] | None = None
     speculative: Speculative | None = None
     prompt_logprobs: Int32 | None = None
     skip_special_tokens: bool | None = None

@@ -7,7 +7,7 @@
 4. On SIGTERM or SIGINT: not ready; open requests may finish until the deadline, then end with the
    reason. A second signal ends at once.
 5. When the engine dies: its open requests have failed, `/health` says so for a moment, and the
-   process ends with an error.
+   process ends with an error; or, with `--restart-engine`, until another has taken its place.
 
 Exercised by `pytest tests/server`.
 """
@@ -34,6 +34,8 @@ from hasten.api.http.connections import PunctualProtocol
 from hasten.api.http.metrics import Metrics
 from hasten.api.http.served_model import ServedModel
 from hasten.api.http.service import Phase, Service
+from hasten.api.observability.request_log import RequestLog
+from hasten.api.security.keys import Keyring
 from hasten.api.text_model import TextModel, template_of, tokenizer_of
 
 if TYPE_CHECKING:
@@ -47,6 +49,9 @@ logger = logging.getLogger("hasten.server")
 
 LINGER_S = 2.0
 """How long `/health` can still be asked why, after the engine has died."""
+
+FORGIVEN_AFTER_S = 60.0
+MIN_PAUSE_S, MAX_PAUSE_S = 0.5, 60.0
 
 _OK, _FAILED, _INTERRUPTED = 0, 1, 130
 
@@ -102,13 +107,15 @@ class Server:
         self._engine_options = engine
         self._options = server
         self._parts = parts
-        self._service = Service(metrics=Metrics(), api_key=server.api_key)
+        self._service = _service(engine, server)
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
         self._begin_s = time.monotonic()
 
     async def run(
         self, *, catch_signals: bool, on_ready: Callable[[str], None] = lambda _: None
+        self._ready_s = self._begin_s
+        self._pause_s = 0.0
     ) -> int:
         """Serve until `stop`; returns the exit status. `on_ready` gets the URL."""
         if catch_signals:
@@ -173,13 +180,26 @@ class Server:
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
             return _INTERRUPTED
-        model = starting.result()
+        status = await self._serve_model(starting.result(), url, on_ready)
+        while status == _FAILED and self._options.restart_engine:
+            model = await self._restart()
+            if model is None:
+                break
+            status = await self._serve_model(model, url, on_ready)
+        return status
+
+    async def _serve_model(
+        self, model: ServedModel, url: str, on_ready: Callable[[str], None]
+    ) -> int:
+        """Serve with this engine until told to stop, or until it dies."""
         self._service.become_ready(model)
         # What exists now lives as long as the server: collections, which stop every stream for as
         # long as they take, need not walk over it.
         gc.collect()
+        self._service.metrics.name_model(model.name, self._engine_options.cache.block_size)
         gc.freeze()
-        logger.info("ready after %.1f s", time.monotonic() - self._begin_s)
+        self._ready_s = time.monotonic()
+        logger.info("ready after %.1f s", self._ready_s - self._begin_s)
         logger.info("Serving %s on %s", model.name, url)
         on_ready(url)
         dying = asyncio.create_task(model.client.wait_dead())
@@ -211,6 +231,7 @@ class Server:
             )
         )
         try:
+                log_format=self._options.log_format,
             tokenizer, template = await text
             client = await engine
         except BaseException:
@@ -244,8 +265,34 @@ class Server:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), LINGER_S)
         return _FAILED
+    async def _restart(self) -> ServedModel | None:
+        """A new engine in the place of one that died; None when it does not come up, or on stop.
+
+        One that dies soon after its start would do so again: each restart waits longer than the
+        one before, and a good while of service forgives.
+        """
+        self._service.phase = Phase.RESTARTING
+        self._pause_s = next_pause(self._pause_s, time.monotonic() - self._ready_s)
+        logger.info("starting the engine again in %.1f s", self._pause_s)
+        if await self._done_before_stop(asyncio.create_task(asyncio.sleep(self._pause_s))):
+            starting = asyncio.create_task(self._start_model())
+            if await self._done_before_stop(starting):
+                return self._restarted(starting)
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+        return None
+
+    def _restarted(self, starting: asyncio.Task[ServedModel]) -> ServedModel | None:
+        if error := starting.exception():
+            logger.error("the engine does not start again: %s", error)
+            return None
+        self._service.metrics.restarts.inc()
+        return starting.result()
+
 
     async def _drain(self, model: ServedModel) -> int:
+        if self._options.restart_engine:
+            return _FAILED
         """Let open requests finish until the deadline or a second signal."""
         self._service.phase = Phase.DRAINING
         deadline_s = time.monotonic() + self._options.shutdown_timeout_s
@@ -265,3 +312,26 @@ class Server:
 
 def _url(scheme: str, host: str, port: int) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def next_pause(last_s: float, served_s: float) -> float:
+    """Seconds to wait before a restart, after an engine that served for so long."""
+    if served_s > FORGIVEN_AFTER_S:
+        return 0.0
+    return min(max(MIN_PAUSE_S, 2 * last_s), MAX_PAUSE_S)
+
+
+def _service(engine: EngineOptions, server: ServerOptions) -> Service:
+    """Raises KeyFileError."""
+    scheduler = engine.scheduler
+    return Service(
+        metrics=Metrics(),
+        keyring=Keyring.of(server.api_key, server.api_key_file),
+        # Twice the queue: what is being read and tokenised has not reached it yet.
+        max_active=scheduler.max_num_seqs + 2 * scheduler.max_queue_len,
+        request_log=RequestLog(with_prompts=server.log_prompts) if server.log_requests else None,
+    )
+
+
+def _origins(listed: str | None) -> list[str]:
+    return [origin.strip() for origin in (listed or "").split(",") if origin.strip()]

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 ISA_VARIABLE = "HASTEN_CPU_ISA"
 MAX_HEAD_SIZE = 256
+_NAN_MESSAGE = "hold NaN"  # in native/program.cpp
 _TASK_TOKENS = 32  # query tokens of one attention task, as in native/program.cpp
 _TASK_BYTES = 900_000  # of the threads' scratch memory that a task's rows may take
 
@@ -199,7 +200,8 @@ class CpuExecutable:
     def run(self, batch: StepBatch) -> StepResult:
         """Compute one step; the result's arrays are valid until the next call.
 
-        Raises ValueError when the batch exceeds its capacities or points outside its tables.
+        Raises ValueError when the batch exceeds its capacities or points outside its tables, and
+        FloatingPointError when a row's logits hold NaN.
         """
         sampling = batch.sampling
         num_rows = batch.num_logit_rows
@@ -208,39 +210,45 @@ class CpuExecutable:
         top_logprobs = self._top_logprobs[: num_rows * num_top]
         top_ids.fill(-1)
         top_logprobs.fill(np.nan)
-        self._target.run(
-            batch.token_ids,
-            batch.positions,
-            batch.query_starts,
-            batch.seq_lens,
-            batch.table_rows,
-            batch.logit_rows,
-            tuple((g.slot_mapping, g.block_tables, g.block_copies) for g in batch.groups),
-            (
-                sampling.temperature,
-                sampling.top_k,
-                sampling.top_p,
-                sampling.min_p,
-                sampling.repetition_penalty,
-                sampling.frequency_penalty,
-                sampling.presence_penalty,
-                sampling.seeds,
-                sampling.positions,
-                sampling.sample_idx,
-                sampling.num_logprobs,
-                sampling.target_ids,
-            ),
-            _sparse(sampling.counts),
-            _sparse(sampling.bias),
-            sampling.mask_idx,
-            sampling.masks,
-            sampling.masks_ready,
-            num_top,
-            self._token_ids,
-            self._logprobs,
-            top_ids,
-            top_logprobs,
-        )
+        try:
+            self._target.run(
+                batch.token_ids,
+                batch.positions,
+                batch.query_starts,
+                batch.seq_lens,
+                batch.table_rows,
+                batch.logit_rows,
+                tuple((g.slot_mapping, g.block_tables, g.block_copies) for g in batch.groups),
+                (
+                    sampling.temperature,
+                    sampling.top_k,
+                    sampling.top_p,
+                    sampling.min_p,
+                    sampling.repetition_penalty,
+                    sampling.frequency_penalty,
+                    sampling.presence_penalty,
+                    sampling.seeds,
+                    sampling.positions,
+                    sampling.sample_idx,
+                    sampling.num_logprobs,
+                    sampling.target_ids,
+                ),
+                _sparse(sampling.counts),
+                _sparse(sampling.bias),
+                sampling.mask_idx,
+                sampling.masks,
+                sampling.masks_ready,
+                num_top,
+                self._token_ids,
+                self._logprobs,
+                top_ids,
+                top_logprobs,
+            )
+        except ValueError as error:
+            # What C++ calls a domain error arrives as ValueError; callers tell the two apart.
+            if _NAN_MESSAGE in str(error):
+                raise FloatingPointError(str(error)) from error
+            raise
         last_slice = (num_rows - 1) % self._max_logit_rows + 1 if num_rows else 0
         self._num_rows = {Rows.TOKENS: batch.num_tokens, Rows.LOGITS: last_slice}
         return StepResult(

@@ -14,8 +14,10 @@ from hasten.api.text.tokenizer import TokenizerInfo
 from hasten.core.messages import (
     AddRequest,
     EngineReady,
+    EngineState,
     PositionLogprobs,
     RequestRefused,
+    RequestState,
     Stats,
     TokenOutput,
 )
@@ -151,6 +153,10 @@ class FakeEngine:
             num_steps=self.num_steps,
         )
 
+    def state(self) -> EngineState:
+        blocks = bytes([2] * len(self.samples) + [0] * (100 - len(self.samples)))
+        return EngineState(requests=[_state(sample) for sample in self.samples], blocks=[blocks])
+
     def ready_message(self) -> EngineReady:
         return EngineReady(
             model_name="echo",
@@ -161,6 +167,23 @@ class FakeEngine:
             num_kv_tokens=1600,
             config_hash="fp_echo",
         )
+
+
+def _state(sample: _Sample) -> RequestState:
+    return RequestState(
+        request_id=sample.request.request_id,
+        sample_idx=sample.sample_idx,
+        client=sample.request.client,
+        status="running",
+        priority=sample.request.priority,
+        num_prompt_tokens=len(sample.request.prompt_token_ids),
+        num_output_tokens=sample.num_tokens,
+        num_computed_tokens=len(sample.request.prompt_token_ids) + sample.num_tokens,
+        num_cached_tokens=3,
+        num_preemptions=0,
+        num_blocks=1,
+        depth=0,
+    )
 
 
 def _logprobs(token_id: int, num_top: int) -> PositionLogprobs:

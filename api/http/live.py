@@ -1,0 +1,50 @@
+"""What runs now, for people who watch: the live view's numbers, and for admins the requests.
+
+No text of any prompt or answer is in either. Exercised by `pytest tests/unit/api/test_live.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+from hasten.api.http.errors import ApiError
+from hasten.api.http.service import service_of
+from starlette.responses import Response
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+
+async def live(request: Request) -> Response:
+    """Counters, gauges, percentiles of the last minute and the map of KV blocks.
+
+    `kv_blocks[group]` has a digit for each block, or for several of a large pool: 0 empty, 1 free
+    but remembered, 2 held by one request, 3 shared.
+    """
+    service = service_of(request)
+    model = service.require_model()
+    stats, state = await model.client.stats(), await model.client.state()
+    body = msgspec.to_builtins(stats) | {
+        "model": model.name,
+        "max_model_len": model.info.max_model_len,
+        "num_open_requests": service.num_active,
+        "latency_s": service.metrics.latencies(),
+        "kv_blocks": ["".join(map(str, cells)) for cells in state.blocks],
+    }
+    return _json(body)
+
+
+async def debug_requests(request: Request) -> Response:
+    """The requests of the engine, those that run first."""
+    service = service_of(request)
+    key = service.check_key(request.headers.get("authorization", "").encode())
+    if not key.is_admin:
+        raise ApiError(403, "this key may not see what others ask (admin)", code="not_admin")
+    state = await service.require_model().client.state()
+    return _json({"object": "list", "data": state.requests})
+
+
+def _json(body: object) -> Response:
+    headers = {"cache-control": "no-store"}
+    return Response(msgspec.json.encode(body), headers=headers, media_type="application/json")

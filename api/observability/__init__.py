@@ -1,0 +1,1 @@
+"""What a server tells of itself: records of requests, log lines, traces, what runs now."""
