@@ -1,0 +1,83 @@
+"""Ways to an end: found for what people write schemas of, and taken in time."""
+
+import json
+from typing import Any
+
+import pytest
+from hasten.api.structured.closing import MAX_MARGIN, Closing, completion
+from hasten.api.structured.compiler import byte_vocabulary
+from hasten.api.structured.json_schema import schema_grammar
+
+VOCABULARY = byte_vocabulary()
+FORMATS = ("date-time", "date", "time", "email", "uuid", "ipv4", "uri", "hostname")
+
+
+def way_behind(grammar: str, begun: str = "") -> str | None:
+    matcher = VOCABULARY.matcher(grammar)
+    assert matcher.try_consume_tokens(list(begun.encode())) == len(begun.encode())
+    path = completion(VOCABULARY, matcher)
+    return None if path is None else begun + bytes(path).decode()
+
+
+@pytest.mark.parametrize(
+    ("schema", "begun"),
+    [
+        ({"type": "object"}, '{"a": [{"b": "some te'),
+        ({}, '[[[[1, {"x": tr'),
+        ({"type": "array", "items": {"type": "integer"}, "minItems": 9}, "[1"),
+        ({"type": "string", "minLength": 20}, '"ab'),
+        ({"type": "number", "minimum": 1234.5}, ""),
+        ({"type": "object", "patternProperties": {"^x-[a-z]+$": {}}, "minProperties": 2}, "{"),
+        *[({"type": "string", "format": name}, "") for name in FORMATS],
+    ],
+)
+def test_a_way_to_the_end_of_json(schema: Any, begun: str) -> None:
+    text = way_behind(schema_grammar(schema), begun)
+    assert text is not None
+    json.loads(text)
+
+
+def test_the_way_through_recursion_ends() -> None:
+    node = {
+        "type": "object",
+        "properties": {
+            "v": {"type": "number"},
+            "next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]},
+        },
+        "required": ["v", "next"],
+        "additionalProperties": False,
+    }
+    begun = '{"v":1,"next":' * 5
+    assert way_behind(schema_grammar(node), begun) == begun + "null" + "}" * 5
+
+
+def test_no_way_is_no_closing() -> None:
+    # No character ends the text that could not as well go on.
+    assert way_behind('start: /[^#]*/ "###" /[^#]*/ "end"') is None
+
+
+def test_a_row_is_ruled_once_the_limit_is_near() -> None:
+    grammar = schema_grammar({"type": "array", "items": {"type": "string"}})
+    matcher = VOCABULARY.matcher(grammar)
+    matcher.try_consume_tokens(list(b'["abc'))
+    closing = Closing(completion(VOCABULARY, VOCABULARY.matcher(grammar)), max_tokens=1000)
+    asked = [closing.next_token(VOCABULARY, matcher, n) for n in range(1000)]
+    # Two closing bytes, the end, and a margin.
+    first = asked.index(ord('"'))
+    assert first == 1000 - 3 - MAX_MARGIN
+    assert asked[:first] == [None] * first
+    assert set(asked[first:]) == {ord('"')}
+
+
+def test_at_an_end_the_end_is_asked_for() -> None:
+    grammar = schema_grammar({"type": "integer"})
+    matcher = VOCABULARY.matcher(grammar)
+    matcher.try_consume_tokens(list(b"123"))
+    assert Closing([1], max_tokens=8).next_token(VOCABULARY, matcher, 7) == VOCABULARY.eos_token_id
+
+
+def test_few_tokens_have_a_small_margin() -> None:
+    grammar = schema_grammar({"type": "integer"})
+    closing = Closing([1], max_tokens=8)
+    matcher = VOCABULARY.matcher(grammar)
+    assert [closing.next_token(VOCABULARY, matcher, n) for n in range(4)] == [None] * 4
