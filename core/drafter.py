@@ -26,7 +26,7 @@ from hasten.core.loading.model import load_model
 from hasten.core.models.decoder import feature_tap
 from hasten.core.models.eagle import build_eagle_program
 from hasten.core.options import ConfigurationError
-from hasten.core.runner import dummy_batch
+from hasten.core.runner import dummy_batch, measuring_clock
 from hasten.core.step_profile import profile
 from hasten.kernels.backend import KVPlan
 from hasten.kernels.ops import PagedAttention, RopeStoreKV
@@ -222,11 +222,13 @@ def _compile(
     program = _over_groups(model.program, plan, group_ids.start)
     executable = backend.compile(program, model.weights, kv_cache, capacity)
 
+    clock = measuring_clock(backend)
+
     def measure(chunks: Sequence[Chunk]) -> float:
         batch = dummy_batch(chunks, plan, capacity.max_model_len)
-        begin = perf_counter()
+        begin = clock()
         executable.run(batch)
-        return perf_counter() - begin
+        return clock() - begin
 
     step_times = profile(measure, capacity, PROFILE_BUDGET_S)
     features = None

@@ -15,6 +15,7 @@ Pure: it reads no clock; measured seconds are arguments. Exercised by
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import defaultdict, deque
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ WINDOW = 15
 MIN_SAMPLES = 5
 HYSTERESIS = 0.02
 """A refit moves an estimate only when it is off by more than this share."""
+NUM_ERRORS = 2.0
+"""And by more than so many standard errors."""
 SLOPE_SPREAD = 0.05
 """Contexts say something about attention when they change a step by more than this share."""
 EXACT_UP_TO = 64
@@ -107,6 +110,15 @@ class Curve:
             self._counts.insert(i, count)
             self._seconds.insert(i, seconds)
 
+    def __contains__(self, count: int) -> bool:
+        """Whether it is a known point."""
+        i = bisect_left(self._counts, count)
+        return i < len(self._counts) and self._counts[i] == count
+
+    def scale(self, factor: float) -> None:
+        """Multiply every point."""
+        self._seconds = [seconds * factor for seconds in self._seconds]
+
     def at(self, count: int) -> float:
         """Interpolated; beyond the last point the last segment is prolonged."""
         counts, seconds = self._counts, self._seconds
@@ -136,7 +148,7 @@ class StepTimeModel:
         self._observed: dict[int, deque[tuple[StepShape, float]]] = defaultdict(
             lambda: deque(maxlen=WINDOW)
         )
-        self._num_observed = 0
+        self._recent: list[tuple[StepShape, float]] = []
         self._row_times: dict[tuple[int, int], list[float]] = {}
 
     def step_time(self, shape: StepShape) -> float:
@@ -161,12 +173,16 @@ class StepTimeModel:
 
     def observe(self, shape: StepShape, seconds: float) -> None:
         """Learn from one step; every few steps the estimates move."""
-        self._observed[_size_class(shape.num_tokens)].append((shape, seconds))
-        self._num_observed += 1
-        if self._num_observed % REFIT_EVERY == 0:
-            self._refit_attention()
-            self._refit_body()
-            self._row_times.clear()
+        self._recent.append((shape, seconds))
+        if len(self._recent) < REFIT_EVERY:
+            return
+        self._refit_load()
+        for each in self._recent:
+            self._observed[_size_class(each[0].num_tokens)].append(each)
+        self._recent.clear()
+        self._refit_attention()
+        self._refit_body()
+        self._row_times.clear()
 
     def _beside_body(self, shape: StepShape) -> float:
         return (
@@ -178,6 +194,33 @@ class StepTimeModel:
 
     def _attention(self, shape: StepShape) -> float:
         return self.kv_s * shape.kv_tokens_read + self.pair_s * shape.query_key_pairs
+
+    def _refit_load(self) -> None:
+        """Scale all by how much longer steps of known sizes have lately taken than predicted.
+
+        On a machine that others use too, all sizes slow down alike. If only those that occur were
+        corrected, the others would seem cheap beside them: drafts, which make steps larger.
+        """
+        ratios = [
+            seconds / predicted
+            for shape, seconds in self._recent
+            if _size_class(shape.num_tokens) in self.body
+            and (predicted := self.step_time(shape)) > 0
+        ]
+        if len(ratios) < MIN_SAMPLES:
+            return
+        load = median(ratios)
+        if load <= 0 or abs(load - 1) <= HYSTERESIS:
+            return
+        self.body.scale(load)
+        self.head.scale(load)
+        self.request_s *= load
+        self.kv_s *= load
+        self.pair_s *= load
+        for steps in self._observed.values():
+            scaled = [(shape, seconds * load) for shape, seconds in steps]
+            steps.clear()
+            steps.extend(scaled)
 
     def _refit_attention(self) -> None:
         """Scale both attention costs by the slope of seconds over predicted seconds.
@@ -205,9 +248,10 @@ class StepTimeModel:
         for size, steps in self._observed.items():
             if len(steps) < MIN_SAMPLES:
                 continue
-            seconds = median(taken - self._beside_body(shape) for shape, taken in steps)
-            total = median(taken for _, taken in steps)
-            if abs(seconds - self.body.at(size)) > HYSTERESIS * total:
+            found = [taken - self._beside_body(shape) for shape, taken in steps]
+            seconds, total = median(found), median(taken for _, taken in steps)
+            least = max(HYSTERESIS * total, NUM_ERRORS * _error_of_median(found, seconds))
+            if abs(seconds - self.body.at(size)) > least:
                 self.body.set(size, max(seconds, 0.0))
 
 
@@ -256,6 +300,12 @@ class FirstTokenBudget:
     def beside(self, step: StepShape) -> ItlBudget:
         """The budget for what is added to `step`, which holds only what must be in it."""
         return ItlBudget(self.model, self.share * self.model.step_time(step), self.min_chunk)
+
+
+def _error_of_median(values: Sequence[float], middle: float) -> float:
+    """Standard error, were the values normally distributed but for outliers."""
+    spread = 1.4826 * median(abs(value - middle) for value in values)
+    return 1.2533 * spread / math.sqrt(len(values))
 
 
 def _size_class(num_tokens: int) -> int:

@@ -7,7 +7,6 @@ Not here: the model itself and what it learns while serving (`core.latency`). It
 
 from __future__ import annotations
 
-from statistics import median
 from typing import TYPE_CHECKING
 
 from hasten.core.latency import EMPTY_STEP, Chunk, StepTimeModel
@@ -58,12 +57,16 @@ class _Profiler:
         return self._model
 
     def _time(self, *chunks: Chunk) -> float:
-        """The median of three runs, or one where three would be dear."""
+        """The fastest of three runs, or one where three would be dear.
+
+        What others do on the machine makes runs longer, and is learnt for all sizes at once while
+        serving (`StepTimeModel`); here it would distort one size against another.
+        """
         runs = [self._measure(chunks)]
         if runs[0] < self._left_s / 20:
             runs += [self._measure(chunks), self._measure(chunks)]
         self._left_s -= sum(runs)
-        return median(runs)
+        return min(runs)
 
     def _can_measure(self, chunk: Chunk) -> bool:
         fits = chunk.start + chunk.num_tokens <= self._capacity.max_model_len

@@ -180,7 +180,8 @@ class Speculator:
             self._draft(name, method, turn, price, line) for name, method in self._drafters.items()
         )
         if not turn.best:
-            self._slowdown = self._controller.slowdown_of(num_tokens, [0], drafting_s)
+            no_depths = [0] * len(requests)
+            self._slowdown = self._controller.slowdown_of(num_tokens, no_depths, drafting_s)
             return [()] * len(requests)
         guesses = turn.guesses()
         depths = self._depths(turn, guesses)

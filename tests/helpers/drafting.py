@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from hasten.core.build import ModelBinding, add_drafters, assemble, settle_memory, step_capacity
 from hasten.core.drafter import Drafter, DrafterModel, join_kv_groups
 from hasten.core.engine import Engine
-from hasten.core.latency import StepTimeModel
+from hasten.core.latency import StepShape, StepTimeModel
 from hasten.core.loading import LoadedModel
 from hasten.core.options import (
     CacheOptions,
@@ -58,9 +58,11 @@ class DraftingEngine:
         num_kv_bytes: int = 8 << 20,
         max_num_batched_tokens: int = 512,
         enable_prefix_caching: bool = True,
-        step_times: StepTimeModel | None = None,
     ) -> DraftingEngine:
-        """`num_kv_bytes` for the target and the drafters together."""
+        """`num_kv_bytes` for the target and the drafters together.
+
+        Steps are taken to cost 10 s, a hundredth of it for each more row, and a drafting pass 0.5.
+        """
         engine_options = EngineOptions(
             model=ModelOptions(max_model_len=MAX_LEN),
             cache=CacheOptions(
@@ -82,12 +84,14 @@ class DraftingEngine:
             capacity,
         )
         drafters = add_drafters(binding, executor, capacity)
+        for drafter in drafters:
+            drafter.step_times = slow_steps(0.5, 0.01)
         parts = assemble(
             binding,
             executor,
             plan,
             engine_options,
-            step_times or cheap_rows(),
+            slow_steps(10.0, 0.1),
             make_speculator,
             drafters,
         )
@@ -101,7 +105,7 @@ def binding_of(
     program = target.build_program(dtype, dtype, layers)
     return ModelBinding(
         target,
-        get_backend(kernels),
+        get_backend(kernels, 1),
         dtype,
         target.kv_format(dtype),
         join_kv_groups(program, models),
@@ -109,11 +113,18 @@ def binding_of(
     )
 
 
-def cheap_rows() -> StepTimeModel:
-    """A step of 10 ms, rows a hundredth of it: drafting pays where guesses are right at times."""
-    model = StepTimeModel()
-    model.body.set(1, 0.010)
-    model.body.set(101, 0.020)
+class FixedTimes(StepTimeModel):
+    """Learns nothing, so that what is decided does not depend on the machine."""
+
+    def observe(self, shape: StepShape, seconds: float) -> None:
+        """Ignore it."""
+
+
+def slow_steps(first_row_s: float, more_row_s: float) -> FixedTimes:
+    """Seconds long, so that what tests really take is nothing beside it."""
+    model = FixedTimes()
+    model.body.set(1, first_row_s)
+    model.body.set(101, first_row_s + 100 * more_row_s)
     return model
 
 

@@ -8,23 +8,27 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hasten.core.drafter import DrafterModel
-from hasten.core.latency import EMPTY_STEP
+from hasten.core.latency import Chunk
 from hasten.core.loading import LoadError
 from hasten.core.loading.eagle import EagleHead, Target, load_eagle
 from hasten.core.models.decoder import feature_tap
 from hasten.core.models.eagle import build_eagle_program
 from hasten.core.params import GenerationParams, Speculative
 from hasten.core.request import Request, RequestId
+from hasten.core.runner import dummy_batch
+from hasten.kernels.backend import Executable, KVPlan, get_backend
 from hasten.kernels.dtypes import DType
+from hasten.kernels.program import Capacity
 from hasten.spec.drafter import DrafterProposer
 
-from tests.cpu.spec.dense_eagle import DenseEagle
-from tests.helpers.drafting import DraftingEngine, acceptance, plain, speculation
+from tests.cpu.spec.dense_eagle import F64, DenseEagle
+from tests.helpers.drafting import MAX_LEN, DraftingEngine, acceptance, plain, speculation
 from tests.helpers.eagle_heads import write_head
 from tests.helpers.engines import ask, run_alone, run_requests
 from tests.helpers.random_models import random_model, tiny_config
@@ -73,16 +77,16 @@ def test_drafts_equal_those_of_a_dense_implementation(
     seen: list[tuple[list[int], list[int]]] = []
     _record_drafts(made, seen)
     rng = random.Random(1)
-    for i, length in enumerate((1, 2, 15, 16, 17, 40)):
+    for i, length in enumerate((1, 2, 16, 17, 40)):
         prompt = [rng.randrange(96) for _ in range(length)]
-        run_requests(made.engine, [ask(f"r{i}", prompt, params_of(i))])
+        run_requests(made.engine, [ask(f"r{i}", prompt, params_of(2 * i))])  # greedy ones
     dense = DenseEagle(head.config, head.weights, head.draft_ids)
     num_tokens = num_same = 0
-    for tokens, drafted in seen[:: max(len(seen) // 24, 1)]:
+    for tokens, drafted in seen[:: max(len(seen) // 16, 1)]:
         expected = dense.draft(tokens, _features(tokens, head), len(drafted))
         num_tokens += len(drafted)
         num_same += sum(a == b for a, b in zip(drafted, expected, strict=True))
-    assert num_tokens > 60
+    assert num_tokens >= 60
     assert num_same / num_tokens > 0.97, "but for features rounded to bf16"
 
 
@@ -101,34 +105,30 @@ def _record_drafts(made: DraftingEngine, seen: list[tuple[list[int], list[int]]]
     speculator.speculate = speculate  # type: ignore[method-assign, assignment]  # a spy
 
 
-def _features(
-    tokens: list[int], head: EagleHead
-) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+def _features(tokens: list[int], head: EagleHead) -> F64:
     """What the target's layers hold after each token but the last, from one dense run."""
-    from hasten.core.drafter import FEATURE_BYTES
-    from hasten.core.latency import Chunk
-    from hasten.core.runner import dummy_batch
-    from hasten.kernels.backend import KVPlan, get_backend
-    from hasten.kernels.program import Capacity
-
-    layers = head.config.feature_layers
-    program = TARGET.build_program(F32, F32, layers)
-    backend, num_blocks = get_backend("reference"), 24
-    plan = KVPlan(program.kv_groups, (num_blocks,), 16)
-    capacity = Capacity(320, 1, 1, max_model_len=320)
-    executable = backend.compile(program, TARGET.weights, backend.allocate_kv(plan), capacity)
-    length = len(tokens) - 1
+    layers, length = head.config.feature_layers, len(tokens) - 1
     if length == 0:
         return np.zeros((0, head.config.feature_width))
-    batch = dummy_batch([Chunk(0, length, 1)], plan, 320)
+    executable, plan = _oracle(layers)
+    batch = dummy_batch([Chunk(0, length, 1)], plan, MAX_LEN)
     batch.token_ids[:] = tokens[:-1]
-    batch.groups[0].block_tables[0, : num_blocks - 1] = np.arange(1, num_blocks)
-    slots = 16 + np.arange(length, dtype=np.int32)
-    batch.groups[0].slot_mapping[:] = slots
+    batch.groups[0].block_tables[0] = np.arange(1, MAX_LEN // 16 + 1)
+    batch.groups[0].slot_mapping[:] = 16 + np.arange(length, dtype=np.int32)
     executable.run(batch)
-    assert FEATURE_BYTES == 2
     rows = [executable.tap(feature_tap(layer)) for layer in layers]
     return np.concatenate(rows, axis=1).astype(np.float64)
+
+
+@cache
+def _oracle(layers: tuple[int, ...]) -> tuple[Executable, KVPlan]:
+    """The target on the reference backend, for one sequence."""
+    program = TARGET.build_program(F32, F32, layers)
+    backend = get_backend("reference")
+    plan = KVPlan(program.kv_groups, (MAX_LEN // 16 + 1,), 16)
+    capacity = Capacity(MAX_LEN, 1, 1, max_model_len=MAX_LEN)
+    cache_of_keys = backend.allocate_kv(plan)
+    return backend.compile(program, TARGET.weights, cache_of_keys, capacity), plan
 
 
 @pytest.mark.parametrize("depth", ["1", "4", "auto"])
@@ -212,10 +212,9 @@ def test_torch_files_are_read_too(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found.weights[name].dequantize(), weight.dequantize())
 
 
-def test_what_a_pass_costs_is_known_before_any(kernels: str, tmp_path: Path) -> None:
+def test_positions_are_limited_to_those_that_the_head_was_made_for(
+    kernels: str, tmp_path: Path
+) -> None:
     made = engine_of(head_of(tmp_path, "specforge"), kernels, "auto")
-    drafter = made.drafters[0]
-    proposer = DrafterProposer(drafter, made.engine._parts.blocks)
-    request = Request(RequestId("r"), "r", (1, 2), params_of(0), 0)
-    assert proposer.pass_s([2]) > drafter.step_times.step_time(EMPTY_STEP) >= 0
-    assert proposer.limit(request) == 254
+    proposer = DrafterProposer(made.drafters[0], made.engine._parts.blocks)
+    assert proposer.limit(Request(RequestId("r"), "r", (1, 2), params_of(0), 0)) == 254

@@ -146,6 +146,16 @@ def test_serving_finds_the_stairs() -> None:
     assert rise == pytest.approx(staircase(decode(41, 16)) - staircase(decode(40, 16)), rel=0.3)
 
 
+def test_a_machine_that_slows_down_slows_sizes_that_do_not_occur_too() -> None:
+    """Else rows beyond those of the present load would seem to cost nothing."""
+    model = profiled(staircase)
+    now, more = decode(8, 100), decode(12, 100)
+    before = model.step_time(more) / model.step_time(now)
+    serve(model, lambda shape: 1.6 * staircase(shape), [now] * (4 * REFIT_EVERY))
+    assert model.step_time(now) == pytest.approx(1.6 * staircase(now), rel=0.05)
+    assert model.step_time(more) / model.step_time(now) == pytest.approx(before, rel=0.05)
+
+
 def test_noise_alone_moves_nothing() -> None:
     model = profiled(staircase)
     shapes = [decode(8, 100)] * (20 * REFIT_EVERY)

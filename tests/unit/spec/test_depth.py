@@ -41,9 +41,7 @@ def settle(
             sum(candidate.survivals[:depth])
             for candidate, depth in zip(candidates, depths, strict=True)
         )
-        slowdown = controller.slowdown_of(
-            [CONTEXT] * len(candidates), depths, pass_s * max(depths)
-        )
+        slowdown = controller.slowdown_of([CONTEXT] * len(candidates), depths, pass_s * max(depths))
         controller.learn(kept, slowdown)
     return depths
 

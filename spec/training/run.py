@@ -1,0 +1,126 @@
+"""The whole of head training, from prompts to a head's folder. Stages that are done are skipped.
+
+    OUT/text/    the corpus (`generate`)
+    OUT/state.pt, OUT/log.jsonl     training so far (`train`)
+    OUT/head/    the result (`export`)
+
+Exercised by `pytest tests/cpu/spec/test_training.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from hasten.core.loading import load_model
+from hasten.spec.training.corpus import Corpus
+from hasten.spec.training.export import export_head
+from hasten.spec.training.generate import GenerationOptions, TextGenerator
+from hasten.spec.training.train import (
+    LOG_FILE,
+    HeadTrainer,
+    Progress,
+    TrainingOptions,
+    acceptance_line,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from hasten.core.options import EngineOptions
+    from hasten.kernels.step import I32
+    from hasten.spec.training.options import TrainEagleOptions
+
+TEXT, HEAD, VOCAB = "text", "head", "draft_ids.json"
+
+
+class Watcher(Protocol):
+    """Told how things go."""
+
+    def generated(self, num_answers: int, num_tokens: int) -> None: ...
+
+    def trained(self, progress: Progress) -> None: ...
+
+
+def train_eagle(
+    engine_options: EngineOptions,
+    prompts: Sequence[Sequence[int]],
+    options: TrainEagleOptions,
+    folder: Path,
+    watcher: Watcher,
+) -> Path:
+    """Generate, train and export; returns the head's folder.
+
+    Raises what building an engine raises, and ConfigurationError.
+    """
+    target = load_model(engine_options.model.model)
+    layers = options.layers(target.config.num_layers)
+    _generate(engine_options, prompts, options, layers, folder, watcher)
+    corpus = Corpus(folder / TEXT)
+    draft_ids = _draft_ids(corpus, folder, options, target.eos_token_ids, target.config.vocab_size)
+    trainer = HeadTrainer(
+        target,
+        corpus,
+        draft_ids,
+        len(layers),
+        folder,
+        TrainingOptions(
+            num_epochs=options.num_epochs,
+            num_passes=options.num_passes,
+            batch_size=options.train_batch_size,
+            learning_rate=options.learning_rate,
+            seed=options.seed,
+        ),
+    )
+    trainer.run(watcher.trained)
+    progress = trainer.progress
+    card = {
+        "model": target.name,
+        "weights": target.content_hash,
+        "text": f"{len(corpus)} answers, {corpus.num_tokens} tokens, written by the model",
+        "prompts": options.prompts or "the built-in set",
+        "feature_layers": list(layers),
+        "draft_vocab_size": len(draft_ids),
+        "epochs": options.num_epochs,
+        "steps": progress.step,
+        "tokens_seen": progress.num_tokens,
+        "seed": options.seed,
+        "acceptance_by_position": acceptance_line(progress.validation),
+    }
+    log = [json.loads(line) for line in (folder / LOG_FILE).read_text().splitlines()]
+    export_head(trainer.head, target.config, layers, draft_ids, folder / HEAD, card, log)
+    return folder / HEAD
+
+
+def _generate(
+    engine_options: EngineOptions,
+    prompts: Sequence[Sequence[int]],
+    options: TrainEagleOptions,
+    layers: Sequence[int],
+    folder: Path,
+    watcher: Watcher,
+) -> None:
+    finished = folder / TEXT / "finished"
+    if finished.exists():
+        return
+    generation = GenerationOptions(options.num_samples, options.max_tokens, options.seed)
+    generator = TextGenerator(engine_options, layers)
+    generator.run(prompts, generation, folder / TEXT, watcher.generated)
+    finished.touch()
+
+
+def _draft_ids(
+    corpus: Corpus,
+    folder: Path,
+    options: TrainEagleOptions,
+    eos_token_ids: Sequence[int],
+    vocab_size: int,
+) -> I32:
+    """The head's vocabulary: settled once, as the corpus was when training began."""
+    path = folder / VOCAB
+    if not path.is_file():
+        count = min(options.draft_vocab_size, vocab_size)
+        path.write_text(json.dumps(corpus.frequent_tokens(count, eos_token_ids).tolist()))
+    return np.array(json.loads(path.read_text()), np.int32)
