@@ -70,18 +70,16 @@ def linear_kernel(
     held = (own_row < num_rows)[:, None] & (own_out < OUT_WIDTH)[None, :]
     is_last = True
     if SPREAD:
-        pointers = partial + own_row[:, None] * OUT_WIDTH + own_out[None, :]
+        own = partial + own_row[:, None] * OUT_WIDTH + own_out[None, :]
         stride = num_rows * OUT_WIDTH
-        tl.store(pointers + first * stride, tl.trans(total), mask=held)
+        tl.store(own + first * stride, tl.trans(total), mask=held)
         tl.debug_barrier()  # all of the tile is written before its arrival is counted
         tile = arrived + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
         is_last = tl.atomic_add(tile, 1) == NUM_SEGMENTS - 1
         if is_last:
             sums = tl.zeros((BLOCK_ROWS, BLOCK_OUT), tl.float32)
             for part in range(NUM_SEGMENTS):
-                sums += tl.load(
-                    pointers + part * stride, mask=held, other=0.0, cache_modifier=".cg"
-                )
+                sums += tl.load(own + part * stride, mask=held, other=0.0, cache_modifier=".cg")
             total = tl.trans(sums)
             tl.store(tile, 0)
     if is_last:

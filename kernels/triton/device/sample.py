@@ -135,7 +135,7 @@ def _keep_better(best, best_id, other, other_id):
 
 
 @triton.jit
-def _choose(logits, temperature, peak, limit, equals, position, sample_idx, low, high, vocab_size,
+def _choose(logits, temperature, limit, equals, position, sample_idx, low, high, vocab_size,
             BLOCK: tl.constexpr):  # fmt: skip
     """Argmax over a prefix of score plus noise."""
     best = float("-inf")
@@ -238,7 +238,6 @@ def _draw(logits, floats, ints, seeds, record, capacity, temperature, vocab_size
     return _choose(
         logits,
         temperature,
-        peak,
         limit,
         equals,
         tl.load(ints + capacity + record),
