@@ -42,8 +42,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     `max_tokens` None lets the output fill what the context holds. `logprobs` and
     `prompt_logprobs` are how many alternatives to report beside each token's own (0..20), None
-    for none. `skip_special_tokens` False shows special tokens as text. Ranges are checked by
-    `resolve`.
+    for none. `skip_special_tokens` False shows special tokens as text. `grammar` is what the output
+    has to follow, as `api.structured` makes it. Ranges are checked by `resolve`.
     """
 
     max_tokens: int | None = None
@@ -68,6 +68,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     speculative: Speculative = Speculative()
+    grammar: str = ""
 
     def resolve(self, context: RequestContext) -> GenerationParams:
         """The form that reaches the engine. Raises InvalidParameterError naming the field."""
@@ -95,6 +96,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
             speculative=self.speculative,
+            grammar=self.grammar,
         )
 
     def stop_rules(self, eos_token_ids: tuple[int, ...]) -> StopRules:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from hasten.api.params import RequestContext
 from hasten.api.text.chat_template import ChatTemplate, ChatTemplateError
-from hasten.api.text.detokenizer import SpecialTokensShown
+from hasten.api.text.detokenizer import MarkersShown, SpecialTokensShown
 from hasten.api.text.prompt_length import check_prompt_len, encode_prompt
 from hasten.api.text.tokenizer import load_tokenizer
+from hasten.api.text.tool_prompt import with_tools_described
 from hasten.core.messages import AddRequest
 from hasten.core.params import InvalidParameterError
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 # JSON numbers above 2^53 lose digits in many clients.
 SEED_BITS = 53
+NUM_END_TOKENS = 8
 
 
 def tokenizer_of(options: EngineOptions) -> TextCodec:
@@ -80,16 +82,24 @@ class TextModel:
         )
 
     def chat_prompt(
-        self, messages: Sequence[Mapping[str, str]], template_args: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        template_args: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]:
         """The token ids of a conversation; `template_args` are more variables of the template.
+
+        Functions that the model may call, and calls in `messages`, are described to models whose
+        template knows none (`api.text.tool_prompt`).
 
         Raises ChatTemplateError, or InvalidParameterError when it can never fit.
         """
         if self.template is None:
             raise ChatTemplateError("this model has no chat template; give one: --chat-template")
+        if not self.template.knows_tools:
+            messages = with_tools_described(messages, tools)
         # The template writes the special tokens itself.
-        text = self.template.render(messages, template_args)
+        text = self.template.render(messages, template_args, tools)
         return self.encode(text, add_special_tokens=False)
 
     def check_token_ids(self, token_ids: Sequence[int], field: str = "prompt") -> None:
@@ -108,9 +118,15 @@ class TextModel:
         check_prompt_len(len(token_ids), self.info.max_model_len)
         self.check_token_ids(token_ids)
 
-    def vocabulary(self, params: SamplingParams) -> TokenBytes:
-        """What token ids mean to who asked for this."""
-        return self.tokenizer if params.skip_special_tokens else SpecialTokensShown(self.tokenizer)
+    def vocabulary(self, params: SamplingParams, markers: Sequence[str] = ()) -> TokenBytes:
+        """What token ids mean to who asked for this; `markers` are special tokens shown anyway."""
+        if not params.skip_special_tokens:
+            return SpecialTokensShown(self.tokenizer)
+        return MarkersShown(self.tokenizer, markers) if markers else self.tokenizer
+
+    def end_of(self, prompt: Sequence[int]) -> str:
+        """The last characters of a prompt, special tokens written out."""
+        return self.tokenizer.decode(prompt[-NUM_END_TOKENS:], skip_special_tokens=False)
 
     def resolve(self, params: SamplingParams) -> GenerationParams:
         """The form that reaches the engine, with a seed; as yet for the shortest of prompts.

@@ -73,9 +73,6 @@ class CacheOptions:
     isolate_cache_by_key: bool = option(
         False, "reuse it within one API key only: what is fast tells nobody what others asked"
     )
-    isolate_cache_by_key: bool = option(
-        False, "reuse it within one API key only: what is fast tells nobody what others asked"
-    )
 
     def __post_init__(self) -> None:
         _require(
@@ -237,15 +234,16 @@ class ServerOptions:
     allowed_origins: str | None = option(
         None, "let pages of these origins call the API (CORS): URLs with commas between, or *"
     )
-    restart_engine: bool = option(False, "start the engine again when it dies")
-    log_requests: bool = option(False, "log a line for each request, without texts")
-    log_prompts: bool = option(False, "log the texts of prompts too")
-    log_format: str = option("text", "how log lines look", ("text", "json"))
-    api_key_file: str | None = option(
-        None, "require one of the keys of this file (docs/security.md); `hasten key` makes them"
+    enable_auto_tool_choice: bool = option(True, "let models decide when to call tools")
+    tool_call_parser: str = option(
+        "auto",
+        "how the model writes calls: auto (as its chat template says), or by name",
+        ("auto", "hermes", "llama3_json", "mistral"),
     )
-    allowed_origins: str | None = option(
-        None, "let pages of these origins call the API (CORS): URLs with commas between, or *"
+    reasoning_parser: str = option(
+        "auto",
+        "tags around what the model thinks: auto (as its chat template says), none, or by name",
+        ("auto", "none", "deepseek_r1", "qwen3"),
     )
     restart_engine: bool = option(False, "start the engine again when it dies")
     log_requests: bool = option(False, "log a line for each request, without texts")
@@ -274,9 +272,6 @@ class ServerOptions:
                 self.require_eval is not None or getattr(self, name) is None,
                 f"--{name.replace('_', '-')} goes with --require-eval",
             )
-        _require(
-            self.log_requests or not self.log_prompts, "--log-prompts goes with --log-requests"
-        )
         _require(
             self.log_requests or not self.log_prompts, "--log-prompts goes with --log-requests"
         )

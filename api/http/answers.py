@@ -182,10 +182,41 @@ def _prompt_position(
     return {token_id: own} | ranked
 
 
+class FunctionPart(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Of a call: its name comes with its first part, its arguments in pieces."""
+
+    name: str | None = None
+    arguments: str = msgspec.field(default_factory=str)
+
+
+class CallPart(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a delta says of one call; `id` and `type` come with the first part."""
+
+    index: int
+    function: FunctionPart
+    id: str | None = None
+    type: str | None = None
+
+
+class FunctionCall(msgspec.Struct, frozen=True):
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    id: str
+    function: FunctionCall
+    type: str = "function"
+
+
 class ChatAnswer(msgspec.Struct, frozen=True):
+    """Thought and calls are there where there are any; content is null beside calls alone."""
+
     role: str
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
@@ -199,6 +230,8 @@ class ChatChoice(msgspec.Struct, frozen=True):
 class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):
     role: str | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[CallPart] | None = None
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True):

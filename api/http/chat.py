@@ -11,16 +11,15 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from hasten.api.http.answers import (
-    ChatAnswer,
     ChatChoice,
     ChatChunkChoice,
-    ChatDelta,
     Envelope,
     UsageCounter,
     chat_logprobs,
     prompt_logprobs,
 )
 from hasten.api.http.body import decode_body, read_body
+from hasten.api.http.chat_answer import AnswerReader, DeltaWriter, whole_message
 from hasten.api.http.errors import naming_parameters
 from hasten.api.http.requests import ChatRequest
 from hasten.api.http.service import service_of
@@ -82,29 +81,42 @@ async def _events(job: _Job) -> AsyncGenerator[bytes]:
     usage = UsageCounter(job.work.num_prompt_tokens)
     envelope = job.envelope("chat.completion.chunk")
     encode = envelope.chunk_encoder(include_usage=job.request.include_usage)
-    begun: set[int] = set()
+    writers: dict[int, _ChunkWriter] = {}
     async with aclosing(job.deltas()) as deltas:
         async for delta in deltas:
             usage.add(delta)
-            if delta.is_empty:
-                continue
-            role = None if delta.sample_idx in begun else "assistant"
-            begun.add(delta.sample_idx)
-            yield encode(_chunk(job, delta, role))
+            writer = writers.get(delta.sample_idx)
+            if writer is None:
+                writer = writers[delta.sample_idx] = _ChunkWriter(job)
+            choice = writer.write(delta)
+            if choice is not None:
+                yield encode(choice)
     if job.request.include_usage:
         yield envelope.usage_chunk(usage.usage())
     yield DONE
 
 
-def _chunk(job: _Job, delta: SampleDelta, role: str | None) -> ChatChunkChoice:
-    content = delta.text if delta.text or role else None
-    return ChatChunkChoice(
-        index=delta.sample_idx,
-        delta=ChatDelta(role=role, content=content),
-        logprobs=job.logprobs(delta.tokens),
-        finish_reason=delta.finish_reason,
-        stop_reason=delta.stop_reason,
-    )
+class _ChunkWriter:
+    """Makes the chunks of one sample."""
+
+    def __init__(self, job: _Job) -> None:
+        self._job = job
+        self._reader = AnswerReader(job.work.plan)
+        self._deltas = DeltaWriter()
+
+    def write(self, delta: SampleDelta) -> ChatChunkChoice | None:
+        """The chunk of one delta; None where a client would see nothing new."""
+        answer = self._reader.read(delta)
+        logprobs = self._job.logprobs(delta.tokens)
+        if not answer.events and not (logprobs and delta.tokens) and answer.finish_reason is None:
+            return None
+        return ChatChunkChoice(
+            index=delta.sample_idx,
+            delta=self._deltas.write(answer),
+            logprobs=logprobs,
+            finish_reason=answer.finish_reason,
+            stop_reason=delta.stop_reason,
+        )
 
 
 async def _collect(job: _Job) -> bytes:
@@ -135,10 +147,12 @@ def _prompt_logprobs(job: _Job, first: SampleDelta) -> PromptLogprobs | None:
 
 def _choice(job: _Job, deltas: list[SampleDelta]) -> ChatChoice:
     last = deltas[-1]
+    reader = AnswerReader(job.work.plan)
+    answers = [reader.read(delta) for delta in deltas]
     return ChatChoice(
         index=last.sample_idx,
-        message=ChatAnswer(role="assistant", content="".join(delta.text for delta in deltas)),
+        message=whole_message(answers),
         logprobs=job.logprobs([token for delta in deltas for token in delta.tokens]),
-        finish_reason=last.finish_reason,
+        finish_reason=answers[-1].finish_reason,
         stop_reason=last.stop_reason,
     )

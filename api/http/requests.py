@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 import msgspec
 from hasten.api.http.errors import ApiError, unsupported
 from hasten.api.http.messages import ChatMessage
+from hasten.api.http.tools import Tool, ToolChoice, ToolUse
 from hasten.api.params import SamplingParams
+from hasten.api.structured.formats import ResponseFormat, StructuredOutputs
+from hasten.api.text.answer_plan import PLAIN, AnswerPlan
 from hasten.core.params import Speculative
 
 if TYPE_CHECKING:
+    from hasten.api.text.answer_plan import AnswerStyle
     from hasten.api.text_model import TextModel
 
 MAX_PROMPTS = 1024
@@ -125,6 +129,17 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         """The prompts; computes for a while. Raises InvalidParameterError and ApiError."""
         raise NotImplementedError
 
+    def grammar(self) -> str:
+        """What the output has to follow, empty for anything; computes for a while.
+
+        Raises InvalidParameterError and ApiError.
+        """
+        return ""
+
+    def answer_plan(self, style: AnswerStyle, prompt_end: str) -> AnswerPlan:  # noqa: ARG002  of chats only
+        """How to take the answer apart, for a model with this style. Raises ApiError."""
+        return PLAIN
+
 
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of `/v1/chat/completions`."""
@@ -134,14 +149,10 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
         "function_call": ("none",),
         "functions": ([],),
         "modalities": (["text"],),
-        "parallel_tool_calls": (True,),
         "prediction": (),
         "reasoning_effort": (),
-        "response_format": ({"type": "text"},),
         "service_tier": ("auto", "default"),
         "store": (False,),
-        "tool_choice": ("none", "auto"),
-        "tools": ([],),
         "verbosity": (),
         "web_search_options": (),
     }
@@ -154,18 +165,19 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     audio: Any = None
     function_call: Any = None
     functions: Any = None
     modalities: Any = None
-    parallel_tool_calls: Any = None
     prediction: Any = None
     reasoning_effort: Any = None
-    response_format: Any = None
     service_tier: Any = None
     store: Any = None
-    tool_choice: Any = None
-    tools: Any = None
     verbosity: Any = None
     web_search_options: Any = None
 
@@ -185,24 +197,47 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
         _check_metadata(self.metadata or {})
+        for i, message in enumerate(self.messages):
+            message.check_role(f"messages[{i}]")
+        self._check_structure()
         for name in TEMPLATE_VARIABLES & (self.chat_template_kwargs or {}).keys():
             param = f"chat_template_kwargs.{name}"
             raise ApiError(400, f"{param} cannot be set by a request", param=param)
 
     def token_ids(self, text: TextModel) -> list[list[int]]:
-        return [text.chat_prompt(self.template_messages(), self.chat_template_kwargs)]
+        tools = self.tool_use.for_template()
+        return [text.chat_prompt(self.template_messages(), self.chat_template_kwargs, tools)]
 
-    def template_messages(self) -> list[dict[str, str]]:
+    def template_messages(self) -> list[dict[str, Any]]:
         """The messages as a chat template takes them."""
-        rendered = []
-        for i, message in enumerate(self.messages):
-            # Templates know the older name.
-            role = "system" if message.role == "developer" else message.role
-            entry = {"role": role, "content": message.text(f"messages[{i}]")}
-            if message.name is not None:
-                entry["name"] = message.name
-            rendered.append(entry)
-        return rendered
+        return [message.for_template(f"messages[{i}]") for i, message in enumerate(self.messages)]
+
+    @property
+    def tool_use(self) -> ToolUse:
+        """Raises ApiError."""
+        return ToolUse.of(self.tools, self.tool_choice, self.parallel_tool_calls)
+
+    def grammar(self) -> str:
+        return self.tool_use.grammar() or _grammar(self.response_format, self.structured_outputs)
+
+    def answer_plan(self, style: AnswerStyle, prompt_end: str) -> AnswerPlan:
+        use = self.tool_use
+        if use.choice == "auto" and use.tools and style.tool_parser is None:
+            reason = "tool_choice: this server has --no-enable-auto-tool-choice"
+            raise unsupported("tool_choice", reason)
+        parser = use.parser(style.tool_parser or "")
+        return style.plan(parser, prompt_end, is_named=use.is_named, parallel=use.parallel)
+
+    def _check_structure(self) -> None:
+        """One thing at a time may rule the output."""
+        _check_one_structure(self.response_format, self.structured_outputs)
+        is_structured = self.structured_outputs is not None or (
+            self.response_format is not None and self.response_format.type != "text"
+        )
+        if is_structured and self.tool_use.choice != "none":
+            name = "response_format" if self.structured_outputs is None else "structured_outputs"
+            reason = f"{name}: cannot be combined with tools, unless tool_choice is 'none'"
+            raise unsupported(name, reason)
 
     def param_name(self, field: str) -> str:
         if field == "max_tokens" and self.max_completion_tokens is not None:
@@ -215,6 +250,22 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
             "max_tokens": max_tokens,
             "logprobs": (self.top_logprobs or 0) if self.logprobs else None,
         }
+
+
+def _check_one_structure(
+    response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None
+) -> None:
+    if response_format is not None and structured_outputs is not None:
+        reason = "response_format and structured_outputs are the same: give one"
+        raise ApiError(400, reason, param="structured_outputs")
+
+
+def _grammar(
+    response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None
+) -> str:
+    if structured_outputs is not None:
+        return structured_outputs.compiled()
+    return "" if response_format is None else response_format.grammar()
 
 
 def _check_metadata(metadata: dict[str, str]) -> None:
@@ -244,6 +295,8 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unk
     add_special_tokens: bool = True
     echo: bool = False
     logprobs: Int32 | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     best_of: Any = None
     suffix: Any = None
 
@@ -280,6 +333,10 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unk
         GenerationRequest.check(self)
         if self.generates_nothing and self.min_tokens:
             raise ApiError(400, "min_tokens: max_tokens is 0", param="min_tokens")
+        _check_one_structure(self.response_format, self.structured_outputs)
+
+    def grammar(self) -> str:
+        return _grammar(self.response_format, self.structured_outputs)
 
     @property
     def generates_nothing(self) -> bool:

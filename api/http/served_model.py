@@ -15,10 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
 from hasten.api.client import DeadlineExceededError
 from hasten.api.generation import generate_text
 from hasten.api.http.errors import ApiError, naming_parameters, unsupported
 from hasten.api.security.caller import caller
+from hasten.api.structured.compose import behind_thought
+from hasten.api.text.answer_plan import PLAIN
 from hasten.core.messages import AddRequest
 
 if TYPE_CHECKING:
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from hasten.api.http.requests import GenerationRequest
     from hasten.api.params import SamplingParams
     from hasten.api.security.caller import Caller
+    from hasten.api.text.answer_plan import AnswerPlan, AnswerStyle
     from hasten.api.text.sample_text import SampleDelta
     from hasten.api.text_model import TextModel
     from hasten.core.options import EngineOptions
@@ -52,6 +56,7 @@ class Work:
     params: SamplingParams
     resolved: GenerationParams
     prompts: list[list[int]]
+    plan: AnswerPlan = PLAIN
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -77,8 +82,10 @@ class ServedModel:
         text: TextModel,
         options: EngineOptions,
         metrics: Metrics,
+        style: AnswerStyle,
     ) -> None:
         self.client = client
+        self.style = style
         self.text = text
         self.tokenizer = text.tokenizer
         self._metrics = metrics
@@ -145,8 +152,13 @@ class ServedModel:
         params = request.sampling_params(self.info.generation_defaults)
 
         def work() -> Work:
-            resolved = self.text.resolve(params)
-            return Work(params, resolved, request.token_ids(self.text))
+            grammar = request.grammar()
+            prompts = request.token_ids(self.text)
+            plan = request.answer_plan(self.style, self.text.end_of(prompts[0]))
+            if grammar and plan.reasons:
+                grammar = behind_thought(grammar, begun=plan.is_begun)
+            structured = msgspec.structs.replace(params, grammar=grammar)
+            return Work(structured, self.text.resolve(structured), prompts, plan)
 
         with naming_parameters(request.param_name):
             return await self.in_thread(work, num_bytes)
@@ -168,7 +180,7 @@ class ServedModel:
             deadline_s=self._time_left(request, who),
         )
         rules = work.params.stop_rules(self.info.eos_token_ids)
-        vocabulary = self.text.vocabulary(work.params)
+        vocabulary = self.text.vocabulary(work.params, work.plan.markers)
         return self._metrics.watch(generate_text(self.client, vocabulary, add, rules), who, add)
 
     def _salt(self, wanted: str, client: str) -> str:

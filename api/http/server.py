@@ -36,6 +36,7 @@ from hasten.api.http.served_model import ServedModel
 from hasten.api.http.service import Phase, Service
 from hasten.api.observability.request_log import RequestLog
 from hasten.api.security.keys import Keyring
+from hasten.api.text.answer_plan import AnswerStyle
 from hasten.api.text_model import TextModel, template_of, tokenizer_of
 
 if TYPE_CHECKING:
@@ -47,11 +48,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hasten.server")
 
-LINGER_S = 2.0
-"""How long `/health` can still be asked why, after the engine has died."""
-
 FORGIVEN_AFTER_S = 60.0
 MIN_PAUSE_S, MAX_PAUSE_S = 0.5, 60.0
+
+LINGER_S = 2.0
+"""How long `/health` can still be asked why, after the engine has died."""
 
 _OK, _FAILED, _INTERRUPTED = 0, 1, 130
 
@@ -111,11 +112,11 @@ class Server:
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
         self._begin_s = time.monotonic()
+        self._ready_s = self._begin_s
+        self._pause_s = 0.0
 
     async def run(
         self, *, catch_signals: bool, on_ready: Callable[[str], None] = lambda _: None
-        self._ready_s = self._begin_s
-        self._pause_s = 0.0
     ) -> int:
         """Serve until `stop`; returns the exit status. `on_ready` gets the URL."""
         if catch_signals:
@@ -193,10 +194,10 @@ class Server:
     ) -> int:
         """Serve with this engine until told to stop, or until it dies."""
         self._service.become_ready(model)
+        self._service.metrics.name_model(model.name, self._engine_options.cache.block_size)
         # What exists now lives as long as the server: collections, which stop every stream for as
         # long as they take, need not walk over it.
         gc.collect()
-        self._service.metrics.name_model(model.name, self._engine_options.cache.block_size)
         gc.freeze()
         self._ready_s = time.monotonic()
         logger.info("ready after %.1f s", self._ready_s - self._begin_s)
@@ -228,10 +229,10 @@ class Server:
                 self._parts.engine_factory,
                 quiet=self._parts.hide_engine_log,
                 stall_timeout_s=self._options.stall_timeout_s,
+                log_format=self._options.log_format,
             )
         )
         try:
-                log_format=self._options.log_format,
             tokenizer, template = await text
             client = await engine
         except BaseException:
@@ -240,7 +241,9 @@ class Server:
             raise
         await self._require_eval(client, tokenizer)
         text_model = TextModel(tokenizer, template, client.info, options.model.seed)
-        return ServedModel(client, text_model, options, self._service.metrics)
+        source = "" if template is None else template.source
+        style = AnswerStyle.resolve(self._options, source)
+        return ServedModel(client, text_model, options, self._service.metrics, style)
 
     async def _require_eval(self, client: EngineClient, tokenizer: TextCodec) -> None:
         """Raises ServerStartError, with the engine ended, where a required evaluation is missing."""
@@ -260,11 +263,6 @@ class Server:
         tokenizer = self._parts.load_tokenizer(self._engine_options)
         return tokenizer, template_of(self._engine_options, tokenizer)
 
-    async def _report_death(self, model: ServedModel) -> int:
-        logger.error("the engine has died: %s", model.client.failure)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), LINGER_S)
-        return _FAILED
     async def _restart(self) -> ServedModel | None:
         """A new engine in the place of one that died; None when it does not come up, or on stop.
 
@@ -289,10 +287,15 @@ class Server:
         self._service.metrics.restarts.inc()
         return starting.result()
 
-
-    async def _drain(self, model: ServedModel) -> int:
+    async def _report_death(self, model: ServedModel) -> int:
+        logger.error("the engine has died: %s", model.client.failure)
         if self._options.restart_engine:
             return _FAILED
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), LINGER_S)
+        return _FAILED
+
+    async def _drain(self, model: ServedModel) -> int:
         """Let open requests finish until the deadline or a second signal."""
         self._service.phase = Phase.DRAINING
         deadline_s = time.monotonic() + self._options.shutdown_timeout_s

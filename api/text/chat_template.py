@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import jinja2
 from jinja2.ext import Extension
 from jinja2.ext import loopcontrols as LoopControls  # noqa: N812  a class under an old name
+from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 if TYPE_CHECKING:
@@ -93,14 +94,18 @@ def _deadline(limit_s: float) -> Iterator[None]:
 class ChatTemplate:
     """A compiled template. `special_tokens` are its variables `bos_token`, `eos_token` ...
 
-    Raises ChatTemplateError when the source does not compile.
+    `knows_tools` says that it describes them to its model. Raises ChatTemplateError when the source
+    does not compile.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self.source = source
         self._special_tokens = dict(special_tokens)
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            tree = environment.parse(source)
+            self._template = environment.from_string(tree)
+            self.knows_tools = "tools" in find_undeclared_variables(tree)
         except jinja2.TemplateError as error:
             raise ChatTemplateError(f"the chat template does not compile: {error}") from error
 
@@ -108,35 +113,32 @@ class ChatTemplate:
         self,
         messages: Sequence[Mapping[str, Any]],
         variables: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         limit_s: float = RENDER_LIMIT_S,
     ) -> str:
         """The prompt for these messages; a last message of the assistant's is to be continued.
 
-        `variables` are the template's own, such as `enable_thinking`. Raises ChatTemplateError when
+        `variables` are the template's own, such as `enable_thinking`; `tools` are as OpenAI's API
+        describes functions. Raises ChatTemplateError when
         the template refuses the messages or takes longer than `limit_s`.
         """
         last = messages[-1]
-        is_continued = last["role"] == "assistant" and last["content"].strip()
-        if last["role"] == "assistant" and not is_continued:
+        is_open = last["role"] == "assistant" and not last.get("tool_calls")
+        is_continued = is_open and last["content"].strip()
+        if is_open and not is_continued:
             messages = messages[:-1]  # nothing of the answer is there yet
         with _deadline(limit_s):
-            prompt = self._run(messages, variables or {}, add_generation_prompt=not is_continued)
+            ours = {"tools": tools or None, "add_generation_prompt": not is_continued}
+            prompt = self._run(messages, dict(variables or {}) | ours)
         return _cut_after(prompt, last["content"]) if is_continued else prompt
 
     def _run(
         self,
         messages: Sequence[Mapping[str, Any]],
         variables: Mapping[str, Any],
-        *,
-        add_generation_prompt: bool,
     ) -> str:
-        ours = {
-            "messages": messages,
-            "tools": None,
-            "documents": None,
-            "add_generation_prompt": add_generation_prompt,
-        }
+        ours = {"messages": messages, "documents": None}
         try:
             return self._template.render(dict(variables) | self._special_tokens | ours)
         except ChatTemplateError:

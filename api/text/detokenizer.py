@@ -41,6 +41,21 @@ class SpecialTokensShown:
         return raw or self._codec.decode([token_id], skip_special_tokens=False).encode()
 
 
+class MarkersShown:
+    """A vocabulary of whose special tokens those are text that a parser has to see."""
+
+    def __init__(self, codec: TextCodec, markers: Iterable[str]) -> None:
+        self._codec = codec
+        self._markers = frozenset(markers)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        raw = self._codec.token_bytes(token_id)
+        if raw:
+            return raw
+        text = self._codec.decode([token_id], skip_special_tokens=False)
+        return text.encode() if text in self._markers else b""
+
+
 class Detokenizer:
     """The text of one growing sequence."""
 

@@ -12,9 +12,6 @@ from hasten.api.text.tool_parsers.events import Content, Event, Reasoning
 
 OPEN, CLOSE = "<think>", "</think>"
 
-REASONING_PARSERS = {"deepseek_r1": (OPEN, CLOSE), "qwen3": (OPEN, CLOSE)}
-"""The tags, by the name that `--reasoning-parser` takes."""
-
 
 def opens_reasoning(prompt: str) -> bool:
     """Whether the answer to a prompt begins in the middle of a thought."""
@@ -23,6 +20,8 @@ def opens_reasoning(prompt: str) -> bool:
 
 class ReasoningParser:
     """Splits a text; see `tool_parsers.events.TextParser`."""
+
+    markers: tuple[str, ...] = ()
 
     def __init__(self, *, begun: bool = False) -> None:
         self._opening = MarkerFilter((OPEN,))

@@ -39,6 +39,9 @@ class TextParser(Protocol):
     joined, are always the same.
     """
 
+    markers: tuple[str, ...]
+    """Special tokens that it has to see."""
+
     def push(self, text: str) -> list[Event]: ...
 
     def finish(self) -> list[Event]:

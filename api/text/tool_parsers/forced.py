@@ -13,7 +13,7 @@ from hasten.api.text.tool_parsers.json_call import CallReader
 class RequiredParser:
     """A JSON list of calls."""
 
-    markers = ()
+    markers: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         self._call: CallReader | None = None
@@ -35,7 +35,7 @@ class RequiredParser:
 class NamedParser:
     """The arguments of one function."""
 
-    markers = ()
+    markers: tuple[str, ...] = ()
 
     def __init__(self, name: str) -> None:
         self._begin: list[Event] = [CallBegin(name)]

@@ -15,7 +15,7 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 class HermesParser:
     """See `events.TextParser`."""
 
-    markers = ()
+    markers: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         self._opening = MarkerFilter((OPEN,))

@@ -15,7 +15,7 @@ _BETWEEN = " \t\n\r;"
 class Llama3Parser:
     """See `events.TextParser`."""
 
-    markers = ()
+    markers: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         self._call: CallReader | None = None

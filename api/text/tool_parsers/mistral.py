@@ -19,7 +19,7 @@ _SPACE = " \t\n\r"
 class MistralParser:
     """See `events.TextParser`."""
 
-    markers = (CALLS, ARGS)
+    markers: tuple[str, ...] = (CALLS, ARGS)
 
     def __init__(self) -> None:
         self._filter = MarkerFilter((CALLS, ARGS))

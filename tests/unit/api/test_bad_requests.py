@@ -22,6 +22,20 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
     return error
 
 
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "[]"}}
+JSON = {"type": "json_object"}
+
+
+def function(name: str, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name} | more}
+
+
+def named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+TOOL = function("f")
+
 CHAT_ERRORS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": []}, "messages", "must not be empty"),
     ({"messages": [USER] * 2049}, "messages", "at most 2048"),
@@ -30,7 +44,14 @@ CHAT_ERRORS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{"role": "user"}]}, "messages[0].content", "required"),
     ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "robot"),
     ({"messages": [USER | {"color": 1}]}, "messages[0].color", "unknown field"),
-    ({"messages": [USER | {"tool_calls": [{}]}]}, "messages[0].tool_calls", "only text"),
+    ({"messages": [USER | {"tool_calls": [{}]}]}, "messages[0].tool_calls[0].id", "is required"),
+    ({"messages": [USER | {"tool_calls": [CALL]}]}, "messages[0].tool_calls", "'assistant'"),
+    ({"messages": [USER | {"tool_call_id": "c"}]}, "messages[0].tool_call_id", "role 'tool'"),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [CALL]}, USER]},
+        "messages[0].tool_calls[0].function.arguments",
+        "must be a JSON object",
+    ),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
         "messages[0].content[0].type",
@@ -93,9 +114,30 @@ CHAT_ERRORS: list[tuple[dict[str, Any], str, str]] = [
         "chat_template_kwargs.messages",
         "cannot be set",
     ),
-    ({"tools": [{"type": "function"}]}, "tools", "not supported yet"),
-    ({"tool_choice": "required"}, "tool_choice", "not supported yet"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "not supported yet"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function", "is required"),
+    ({"tools": [TOOL, TOOL]}, "tools[1].function.name", "'f' is there twice"),
+    ({"tools": [function("f g")]}, "tools[0].function.name", "letters, digits"),
+    ({"tools": [function("f", strict=True)]}, "tools[0].function.strict", "only with tool_choice"),
+    ({"tools": [TOOL] * 129}, "tools", "at most 128"),
+    ({"tool_choice": "required"}, "tool_choice", "needs tools"),
+    ({"tool_choice": named("g"), "tools": [TOOL]}, "tool_choice.function.name", "called 'g'"),
+    (
+        {"tool_choice": "required", "tools": [function("f", parameters={"not": {}})]},
+        "tools[0].function.parameters",
+        "at /not",
+    ),
+    ({"response_format": JSON, "tools": [TOOL]}, "response_format", "cannot be combined"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "is required"),
+    (
+        {"response_format": JSON, "structured_outputs": {"regex": "a"}},
+        "structured_outputs",
+        "are the same",
+    ),
+    ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "unclosed group"),
+    ({"structured_outputs": {"lark": "("}}, "structured_outputs.lark", "unknown field"),
+    ({"response_format": JSON, "min_tokens": 2}, "min_tokens", "cannot be combined"),
+    ({"response_format": JSON, "ignore_eos": True}, "ignore_eos", "cannot be combined"),
+    ({"response_format": JSON, "bad_words": ["a"]}, "bad_words", "cannot be combined"),
     ({"reasoning_effort": "low"}, "reasoning_effort", "not supported yet"),
     ({"modalities": ["audio"]}, "modalities", "not supported yet"),
 ]
@@ -169,7 +211,7 @@ def test_a_too_long_conversation_names_messages(http: httpx.Client) -> None:
         (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "not valid JSON"),
         (b'{"temperature": NaN, "messages": []}', "not valid JSON"),
         (b"[]", "expected `object`"),
-        (b'{"messages":[],"tools":' + b"[" * 10_000 + b"]" * 10_000 + b"}", "nested too deeply"),
+        (b'{"messages":[],"audio":' + b"[" * 10_000 + b"]" * 10_000 + b"}", "nested too deeply"),
         (b"[" * 10_000, "expected `object`"),
     ],
 )

@@ -65,8 +65,11 @@ def test_structured_outputs(fields: dict[str, Any], right: str, wrong: str) -> N
         ({"json": {"not": {}}}, "structured_outputs.json", "/not"),
         ({"regex": "a(?=b)"}, "structured_outputs.regex", "look-around"),
         ({"regex": "(" * 5}, "structured_outputs.regex", "unclosed"),
-        ({"regex": "a", "disable_any_whitespace": True}, "structured_outputs.disable_any_whitespace",
-         "JSON only"),
+        (
+            {"regex": "a", "disable_any_whitespace": True},
+            "structured_outputs.disable_any_whitespace",
+            "JSON only",
+        ),
         ({"choice": []}, "structured_outputs.choice", "no text"),
         ({"choice": ["a", ""]}, "structured_outputs.choice", "empty"),
         ({"choice": [str(i) for i in range(2000)]}, "structured_outputs.choice", "at most"),
@@ -76,7 +79,7 @@ def test_structured_outputs(fields: dict[str, Any], right: str, wrong: str) -> N
         ({"grammar": 'start: %json {"multipleOf": 99999}'}, "structured_outputs.grammar", "%json"),
         ({"grammar": "start: a\n" + 'a: "a"\n' * 20_000}, "structured_outputs.grammar", "at most"),
     ],
-)  # fmt: skip
+)
 def test_refusals_name_the_field(fields: dict[str, Any], field: str, reason: str) -> None:
     with pytest.raises(InvalidParameterError, match=reason) as error:
         structured(**fields).compiled()

@@ -64,15 +64,22 @@ def test_compact_texts_have_no_white_space() -> None:
         ({"type": "string", "format": "date"}, '"2026-02-03"', '"tomorrow"'),
         ({"type": "number", "multipleOf": 0.5}, "1.5", "1.4"),
         ({"type": "integer", "exclusiveMinimum": 5, "maximum": 7}, "6", "5"),
-        ({"patternProperties": {"^x": {"type": "null"}}, "type": "object"}, '{"xy":null}', '{"xy":1}'),
         (
-            {"$defs": {"n": {"type": "array", "items": {"$ref": "#/$defs/n"}}}, "$ref": "#/$defs/n"},
+            {"patternProperties": {"^x": {"type": "null"}}, "type": "object"},
+            '{"xy":null}',
+            '{"xy":1}',
+        ),
+        (
+            {
+                "$defs": {"n": {"type": "array", "items": {"$ref": "#/$defs/n"}}},
+                "$ref": "#/$defs/n",
+            },
             "[[],[[]]]",
             "[1]",
         ),
         ({"type": "array", "uniqueItems": False, "title": "t", "x-a": 1}, "[]", "{}"),
     ],
-)  # fmt: skip
+)
 def test_keywords(schema: Any, right: str, wrong: str) -> None:
     grammar = schema_grammar(schema)
     assert takes(grammar, right)

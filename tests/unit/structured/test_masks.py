@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -20,8 +19,8 @@ GRAMMAR = schema_grammar({"type": "object", "properties": {"a": {"type": "intege
 
 
 @pytest.fixture
-def masks() -> Iterator[GrammarMasks]:
-    yield GrammarMasks(byte_vocabulary)
+def masks() -> GrammarMasks:
+    return GrammarMasks(byte_vocabulary)
 
 
 def request(name: str = "r", grammar: str = GRAMMAR, eos: tuple[int, ...] = (EOS,)) -> Request:
