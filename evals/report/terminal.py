@@ -16,12 +16,13 @@ COLOURS = {
     Verdict.MISSING: "yellow",
     Verdict.INFORMATION: "dim",
 }
+PIPE_WIDTH = 160
 DECIDED = (Verdict.PASS, Verdict.INFORMATION)
 
 
 def print_report(record: Record, console: Console | None = None) -> None:
     """Print a record."""
-    console = console or Console(highlight=False)
+    console = console or _console()
     console.print(f"candidate  {record.candidate.name}", markup=False)
     console.print(f"baseline   {record.baseline.name}", markup=False)
     console.print(_table(record))
@@ -38,9 +39,15 @@ def print_report(record: Record, console: Console | None = None) -> None:
     console.print(f"[{COLOURS[record.verdict]}]{headline(record)}[/]")
 
 
+def _console() -> Console:
+    """Files and pipes have no width of their own: lines stay whole there."""
+    plain = Console(highlight=False)
+    return plain if plain.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
+
+
 def _table(record: Record) -> Table:
     table = Table(box=None, pad_edge=False)
-    table.add_column("measure", overflow="fold")
+    table.add_column("measure", no_wrap=True)
     for title in ("seen", "at most", "limit", "sees"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)

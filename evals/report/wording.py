@@ -34,6 +34,9 @@ WHAT_IT_MEANS = {
     "time_per_token_ratio": "total time per token over the baseline's",
 }
 
+TOO_MANY = 100
+"""So many times the samples that there were are no advice to take more."""
+
 
 def meaning(name: str) -> str:
     """What a measure is, in words; empty if it needs none."""
@@ -77,6 +80,8 @@ def outcome(judgement: Judgement) -> str:
 def _more(judgement: Judgement) -> str:
     if judgement.more_samples is None:
         return "the estimate lies on the limit"
+    if judgement.more_samples > TOO_MANY * judgement.num_samples:
+        return "the estimate lies so close to the limit that more samples would hardly decide"
     return f"about {judgement.more_samples} more {judgement.sample} would decide"
 
 
