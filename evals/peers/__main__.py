@@ -1,0 +1,70 @@
+"""`python -m hasten.evals.peers`: measure the engines side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import msgspec
+from hasten.evals.load.errors import LoadError
+from hasten.evals.peers.engines import ENGINES
+from hasten.evals.peers.measure import Comparison, Figure
+from hasten.evals.peers.report import write_report
+from rich.console import Console
+
+
+@click.command()
+@click.option("--engines", default=",".join(ENGINES), show_default=True, help="Which, with commas.")
+@click.option("--repeats", default=5, show_default=True, help="Repetitions of each measurement.")
+@click.option(
+    "--environments",
+    type=click.Path(file_okay=False, path_type=Path),
+    default="build/peers",
+    show_default=True,
+    help="Folder for the environments and model files of the others.",
+)
+@click.option(
+    "--prompts",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="jsonl of chat prompts for HTTP; without it they are made up.",
+)
+@click.option(
+    "--parts", default="in-process,served", show_default=True, help="What to measure, with commas."
+)
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    default="docs",
+    show_default=True,
+    help="Folder for performance.md, performance.svg and performance.json.",
+)
+def main(
+    engines: str, repeats: int, environments: Path, prompts: Path | None, parts: str, output: Path
+) -> None:
+    """Compare this server with others on the embedded model, and write docs/performance.md."""
+    console = Console(stderr=True)
+    unknown = set(engines.split(",")) - set(ENGINES)
+    if unknown:
+        raise click.UsageError(f"--engines knows {', '.join(ENGINES)}, not {', '.join(unknown)}")
+    folder = environments.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    chosen = [ENGINES[name](folder) for name in engines.split(",")]
+    for engine in chosen:
+        console.print(f"preparing {engine.name}")
+        engine.prepare()
+    comparison = Comparison(chosen, repeats, prompts, console.print)
+    figures: list[Figure] = []
+    try:
+        if "in-process" in parts:
+            figures += comparison.in_process()
+        if "served" in parts:
+            figures += comparison.served()
+    except LoadError as error:
+        raise click.ClickException(str(error)) from error
+    json = msgspec.json.format(msgspec.json.encode(figures))
+    (output / "performance.json").write_bytes(json + b"\n")
+    write_report(figures, repeats, output)
+
+
+if __name__ == "__main__":
+    main()

