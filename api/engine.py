@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hasten.api.draft_vocabulary import check_draft_vocabulary
 from hasten.api.structured.build import make_grammars
 from hasten.core import build
 from hasten.spec import make_speculator
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 def build_engine(options: EngineOptions) -> Engine:
     """The engine that `options` ask for. Raises what `core.build.build_engine` raises."""
+    check_draft_vocabulary(options)
     # Begun first: its vocabulary is built while the model loads.
     grammars = make_grammars(options)
     return build.build_engine(options, make_speculator=make_speculator, grammars=grammars)

@@ -70,7 +70,7 @@ KV_DTYPES = {
     "fp8": DType.FP8_E4M3,
     "fp8_e4m3": DType.FP8_E4M3,
 }
-PROFILE_BUDGET_S = 0.6
+PROFILE_BUDGET_S = 0.8
 MIN_LOGIT_ROWS = 64
 """The head runs in slices of at least so many rows, where a step has them."""
 

@@ -18,8 +18,14 @@ if TYPE_CHECKING:
 
 LONG_CONTEXT = 1024
 """Tokens of context with which a start-up profile measures attention."""
-PROFILED_SIZES = (64, 8, 2, 32, 256, 128, 3, 6, 12, 24, 48, 512, 1024, 2048)
-"""Step sizes of a start-up profile, in order of use."""
+PROFILED_SIZES = (8, 9, 2, 4, 64, 16, 17, 32, 33, 3, 6, 256, 12, 24, 128, 48, 512, 1024, 2048)
+"""Step sizes of a start-up profile, in order of use.
+
+Kernels work in tiles of 8 or 16 rows: one row more than fills them is a stair of its own, and
+whether a draft is worth it at 8 or 16 streams depends on just that.
+"""
+LARGEST_DECODE = 64
+"""Steps of up to so many tokens are timed with a logit row for each, as decoding has them."""
 
 
 def profile(
@@ -110,6 +116,10 @@ class _Profiler:
             self._model.request_s = max((apart - together) / (count - 1), 0.0)
 
     def _measure_body(self, count: int) -> None:
-        if self._can_measure(Chunk(0, count)):
-            pairs = EMPTY_STEP.with_chunk(0, count).query_key_pairs
-            self._model.body.set(count, self._time(Chunk(0, count)) - self._model.pair_s * pairs)
+        num_logit_rows = count if count <= LARGEST_DECODE else 0
+        chunk = Chunk(0, count, num_logit_rows)
+        if self._can_measure(chunk):
+            shape = EMPTY_STEP.with_chunk(*chunk)
+            beside = self._model.pair_s * shape.query_key_pairs
+            beside += self._model.head.at(num_logit_rows)
+            self._model.body.set(count, max(self._time(chunk) - beside, 0.0))

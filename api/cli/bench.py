@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from hasten.api.cli.bench_spec import spec
 from hasten.api.cli.bench_startup import startup
 from hasten.api.cli.bench_sweep import sweep
 from hasten.api.cli.figures import json_option, write_json
@@ -100,5 +101,6 @@ def throughput(json_path: Path | None, **values: Any) -> None:
     Console().print(throughput_table(result))
 
 
+bench.add_command(spec)
 bench.add_command(startup)
 bench.add_command(sweep)

@@ -1,0 +1,46 @@
+"""`hasten bench spec`: what speculation gains and costs here, load by load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from hasten.api.cli.figures import json_option, write_json
+from hasten.api.cli.flags import FlagCommand, build_options
+from hasten.api.spec_bench import SpecBenchOptions
+from hasten.core.options import EngineOptions
+
+
+@click.command(cls=FlagCommand, option_classes=(SpecBenchOptions, EngineOptions))
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write table (speculation.md) and plot (speculation.svg) there.",
+)
+@json_option
+def spec(out: Path | None, json_path: Path | None, **values: Any) -> None:
+    """Decode the same prompts with and without speculation, in this process.
+
+    Ratios are to no speculation, between runs on the same prompts. --methods says what is compared;
+    --spec-draft-model and --spec-eagle-head are given as to `hasten serve`.
+    """
+    options = build_options(SpecBenchOptions, values)
+    values |= {"spec_method": "auto"}  # so that any drafter may be named
+    engine_options = build_options(EngineOptions, values)
+    from hasten.api.spec_bench import run_spec_bench
+    from hasten.api.spec_bench_report import markdown_table, plot
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    try:
+        with console.status("loading") as status:
+            rows = list(run_spec_bench(engine_options, options, status.update))
+        write_json(json_path, rows)
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+            (out / "speculation.md").write_text(markdown_table(rows))
+            (out / "speculation.svg").write_text(plot(rows))
+    except (ValueError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(markdown_table(rows), nl=False)

@@ -1,0 +1,90 @@
+"""`hasten bench spec`, on a tiny model and a few tokens."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from hasten.api import spec_bench
+from hasten.api.spec_bench import SpecBenchOptions, SpecRow, prompts_of, run_spec_bench
+from hasten.api.spec_bench_report import markdown_table, plot
+from hasten.core.loading import LoadError
+from hasten.core.options import (
+    CacheOptions,
+    ConfigurationError,
+    EngineOptions,
+    ExecutionOptions,
+    ModelOptions,
+)
+
+
+def row(configuration: str, load: int, tokens_per_s: float) -> SpecRow:
+    return SpecRow(
+        prompts="chat",
+        load=load,
+        configuration=configuration,
+        tokens_per_s=tokens_per_s,
+        ratio=tokens_per_s / 100,
+        ratio_range=(0.9, 1.3),
+        itl_ms=(10.0, 20.0),
+        depth=1.5,
+        acceptance=0.5,
+    )
+
+
+def test_configurations() -> None:
+    assert SpecBenchOptions().configurations == ["off", "auto:auto"]
+    full = SpecBenchOptions(methods="ngram,auto", full=True)
+    assert len(full.configurations) == 11
+    assert full.sizes == [1, 2, 4, 8, 16, 32]
+    for wrong in ({"loads": "1,x"}, {"repeats": 0}, {"max_tokens": 1}):
+        with pytest.raises(ConfigurationError):
+            SpecBenchOptions(**wrong)  # type: ignore[arg-type]  # of several types
+
+
+def test_reports() -> None:
+    rows = [row(name, load, 100.0 * load) for name in ("off", "auto:auto") for load in (1, 8)]
+    table = markdown_table(rows)
+    assert (
+        "| chat | 8 | auto:auto | 800 | 8.00 (0.90 to 1.30) | 10.0, p99 20.0 | 1.50 | 50% |"
+        in table
+    )
+    picture = plot(rows)
+    assert picture.startswith("<svg")
+    assert picture.count("<polyline") == 4
+    assert "1.5" in picture, "the depth that was chosen"
+
+
+def test_a_run_on_the_embedded_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spec_bench, "RANDOM_PROMPT_LEN", 8)
+    prompts = tmp_path / "prompts"
+    prompts.write_text("Say: one two three one two three one two three.\nCount.\n")
+    engine = EngineOptions(
+        model=ModelOptions(max_model_len=128),
+        cache=CacheOptions(kv_cache_memory_bytes=32 << 20),
+        execution=ExecutionOptions(num_threads=1),
+    )
+    options = SpecBenchOptions(
+        loads="2",
+        methods="ngram",
+        prompts=f"{prompts},random",
+        max_tokens=8,
+        repeats=2,
+        clock="cpu",
+    )
+    told: list[str] = []
+    try:
+        rows = list(run_spec_bench(engine, options, told.append))
+    except LoadError as error:
+        pytest.skip(str(error))
+    assert [(r.prompts, r.configuration) for r in rows] == [
+        (kind, name) for kind in (str(prompts), "random") for name in ("off", "ngram:auto")
+    ]
+    assert all(r.tokens_per_s > 0 and r.itl_ms[0] > 0 for r in rows)
+    assert rows[0].ratio == 1.0
+    assert len(told) == 8
+    copies = list(islice(prompts_of("copy", engine), 2))
+    assert copies[0] != copies[1]
+    with pytest.raises(ConfigurationError, match="no_such_file"):
+        next(prompts_of("no_such_file", engine))
