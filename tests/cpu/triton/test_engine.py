@@ -39,7 +39,7 @@ def requests() -> list[AddRequest]:
     drawn = GenerationParams(
         max_tokens=3, seed=5, temperature=1.2, top_k=9, frequency_penalty=0.5, ignore_eos=True
     )
-    return [ask("greedy", PROMPT, greedy), ask("drawn", PROMPT[:17] + [1], drawn)]
+    return [ask("greedy", PROMPT, greedy), ask("drawn", [*PROMPT[:17], 1], drawn)]
 
 
 def texts(answers: Answers) -> dict[object, object]:

@@ -1,0 +1,114 @@
+"""The compile check finds what it should, and the kernels pass a small form of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hasten.kernels.triton.check.recording import Variant
+from hasten.kernels.triton.check.report import summarize
+from hasten.kernels.triton.check.rules import Compiled, one_of_each, split_classes, violations
+from hasten.kernels.triton.check.sass import MachineCode, k_step
+
+GOOD = MachineCode(
+    registers=64,
+    stack_bytes=0,
+    shared_bytes=32768,
+    num_spills=0,
+    mma=(("QGMMA", 32),),
+    mma_names=("QGMMA.64x16x32",),
+    widest_load_bytes=16,
+)
+
+
+def product(code: MachineCode | None = GOOD, block_rows: int = 16, kind: str = "fp8") -> Compiled:
+    constants = (("BLOCK_ROWS", block_rows), ("CODES", ""), ("KIND", kind))
+    variant = Variant("linear_kernel", "linear", (), constants, num_warps=4, num_stages=3)
+    return Compiled("sm_90", "a model", variant, code, "" if code else "it broke")
+
+
+def test_good_code_passes() -> None:
+    assert violations(product()) == []
+
+
+@pytest.mark.parametrize(
+    ("compiled", "complaint"),
+    [
+        (product(None), "does not compile: it broke"),
+        (product(replace(GOOD, num_spills=3)), "3 spills, 0 bytes of stack"),
+        (product(replace(GOOD, stack_bytes=8)), "0 spills, 8 bytes of stack"),
+        (product(replace(GOOD, mma=())), "matrix instructions: none, not QGMMA k32"),
+        (
+            product(replace(GOOD, mma=(("HMMA", 16),))),
+            "matrix instructions: HMMA k16, not QGMMA k32",
+        ),
+        (product(kind="dense"), "matrix instructions: QGMMA k32, not HGMMA k16"),
+        (product(replace(GOOD, widest_load_bytes=8)), "loads of 8 bytes at most"),
+    ],
+)
+def test_bad_code_is_named(compiled: Compiled, complaint: str) -> None:
+    assert violations(compiled) == [complaint]
+
+
+def test_narrow_loads_are_allowed_where_rows_are_many() -> None:
+    assert violations(product(replace(GOOD, widest_load_bytes=8), block_rows=128)) == []
+
+
+def test_a_bit_class_with_two_instructions_is_found() -> None:
+    other = product(replace(GOOD, mma=(("HMMA", 16),)), block_rows=64)
+    assert split_classes([product(), product(block_rows=128)]) == {}
+    assert list(split_classes([product(), other])) == ["sm_90 linear_kernel fp8"]
+
+
+def test_instructions_are_read() -> None:
+    assert [k_step(name) for name in ("64x128x16", "64x16x32", "16816", "16832", "1688")] == [
+        16,
+        32,
+        16,
+        32,
+        8,
+    ]
+
+
+def test_a_summary_joins_variants_of_one_tile() -> None:
+    small = product(replace(GOOD, registers=40))
+    (row,) = summarize([product(), small])
+    assert row == (
+        "sm_90",
+        "linear",
+        "fp8",
+        "16",
+        "4 x 3",
+        "2",
+        "QGMMA.64x16x32",
+        "40 to 64",
+        "32",
+        "0",
+        "16 bytes",
+    )
+    variants = {product().variant: "a", small.variant: "b", product(block_rows=64).variant: "c"}
+    assert len(one_of_each(variants)) == 2
+
+
+def test_products_and_attention_compile_well_for_hopper(tmp_path: Path) -> None:
+    """One of each kind and tile; `make kernels` compiles them all."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path / "cache")
+    command = [
+        sys.executable,
+        "-m",
+        "hasten.kernels.triton.check",
+        *("--quick", "--arch=sm_90", "--model=SmolLM2-135M", "--scheme=fp8", "--scheme=int4"),
+        f"--out={tmp_path}",
+    ]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "kernels.json").read_text())
+    kinds = {"fp8", "packed u4", "fp8 cache", "bf16 cache"}
+    assert {entry["kind"] for entry in found} == kinds
+    assert "QGMMA.64x16x32" in (tmp_path / "kernels.md").read_text()
