@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from hasten.api.structured.build import make_grammars
+from hasten.api.structured.json_schema import SchemaError, schema_grammar
 from hasten.api.text.chat_template import ChatTemplate, ChatTemplateError
 from hasten.api.text.tokenizer import load_tokenizer
 from hasten.core.build import ModelBinding, add_drafters, assemble, settle_memory, step_capacity
@@ -187,8 +188,11 @@ def _build(
 
 
 def _grammar(schema: str) -> str:
-    """What lets through the JSON of a schema and nothing else, in llguidance's form."""
-    return json.dumps({"grammars": [{"json_schema": json.loads(schema)}]})
+    """What lets through JSON of the schema and nothing else, as for a served request."""
+    try:
+        return schema_grammar(json.loads(schema))
+    except SchemaError as error:
+        raise CannotMeasureError(str(error)) from error
 
 
 def _scores(

@@ -57,12 +57,13 @@ class ServingResult(msgspec.Struct, frozen=True, tag="serving"):
     candidate: list[Round]
 
 
-_RATIOS: dict[str, Callable[[Round, Round], float]] = {
-    "ttft_ratio": lambda base, cand: cand.ttft_s / base.ttft_s,
-    "itl_ratio": lambda base, cand: cand.itl_s / base.itl_s,
-    "itl_p99_ratio": lambda base, cand: cand.itl_p99_s / base.itl_p99_s,
-    "time_per_token_ratio": lambda base, cand: base.tokens_per_s / cand.tokens_per_s,
+_TIMES: dict[str, Callable[[Round], float]] = {
+    "ttft": lambda one: one.ttft_s,
+    "itl": lambda one: one.itl_s,
+    "itl_p99": lambda one: one.itl_p99_s,
+    "time_per_token": lambda one: 1.0 / one.tokens_per_s,
 }
+_MEASURES = (*(f"{name}_ratio" for name in _TIMES), "acceptance_loss")
 
 
 class ServingBlock(
@@ -86,7 +87,7 @@ class ServingBlock(
     limits: dict[str, float] = {}
 
     def __post_init__(self) -> None:
-        check_limits(self.name, self.limits, (*_RATIOS, "acceptance_loss"))
+        check_limits(self.name, self.limits, _MEASURES)
         if self.max_tokens < 2:
             raise ValueError(f"{self.name}: the time between tokens needs at least two of them")
 
@@ -108,20 +109,28 @@ class ServingBlock(
         return result
 
     def measures(self, result: ServingResult) -> list[Measure]:
-        measures = []
+        measures: list[Measure] = []
         for level in self.concurrency:
             base, cand = (
                 [one for one in side if one.concurrency == level]
                 for side in (result.baseline, result.candidate)
             )
-            for name, ratio in _RATIOS.items():
-                logs = [[np.log(ratio(b, c))] for b, c in zip(base, cand, strict=True)]
-                harm = BootstrapHarm.exp_mean(logs, "rounds")
-                measures.append(
-                    Measure(f"{self.name}.{name}@{level}", "ratio", harm, self.limits.get(name))
-                )
+            measures.extend(self._ratio(name, level, base, cand) for name in _TIMES)
             measures.extend(self._acceptance(level, base, cand))
         return measures
+
+    def _ratio(self, time: str, level: int, base: list[Round], cand: list[Round]) -> Measure:
+        seconds = [[_TIMES[time](one) for one in side] for side in (base, cand)]
+        logs = [[np.log(c / b)] for b, c in zip(*seconds, strict=True)]
+        medians = " and ".join(f"{1000 * np.median(side):.3g} ms" for side in seconds)
+        name = f"{time}_ratio"
+        return Measure(
+            f"{self.name}.{name}@{level}",
+            "ratio",
+            BootstrapHarm.exp_mean(logs, "rounds"),
+            self.limits.get(name),
+            medians,
+        )
 
     def _acceptance(self, level: int, base: list[Round], cand: list[Round]) -> list[Measure]:
         """The fall in the share of drafts that come true; only where both sides draft."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -16,7 +17,8 @@ from click.testing import CliRunner
 from hasten.evals.cli.main import cli
 from hasten.evals.distribution import TopDistribution, divergence
 from hasten.evals.engine_target import EngineTarget
-from hasten.evals.target import CannotMeasureError, Prompt, Scored, TargetError
+from hasten.evals.target import CannotMeasureError, Drafts, Prompt, Scored, TargetError
+from hasten.evals.tasks.structured import Kind, fits, parse, structured_rows
 from hasten.evals.url_target import UrlOptions, UrlTarget
 
 from tests.helpers.server_process import ServerProcess, server_process
@@ -71,6 +73,21 @@ def test_prompts_and_answers_equal_those_in_process(
     [over_http], [in_process] = (t.continue_greedily([prompt]) for t in (served, embedded))
     assert over_http.token_ids == in_process.token_ids
     assert over_http.text == in_process.text
+
+
+@pytest.mark.parametrize("kind", ["schema", "tool"])
+def test_schemas_are_followed_alike(served: UrlTarget, embedded: EngineTarget, kind: Kind) -> None:
+    [row] = structured_rows(kind, 1, 0, seed=1)
+    prompt = Prompt(embedded.render(row.messages), 48, schema=json.dumps(row.schema))
+    [over_http], [in_process] = (t.continue_greedily([prompt]) for t in (served, embedded))
+    assert over_http.text == in_process.text
+    assert fits(parse(in_process.text), row.schema)
+
+
+def test_drafts_are_counted_by_servers_and_engines(
+    served: UrlTarget, embedded: EngineTarget
+) -> None:
+    assert served.drafts() == embedded.drafts() == Drafts(0, 0)
 
 
 def test_loads_are_timed_token_by_token(served: UrlTarget) -> None:
