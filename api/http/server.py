@@ -160,7 +160,7 @@ class Server:
     def _web_server(self) -> _QuietUvicorn:
         """Raises OSError for files of a certificate that cannot be used."""
         config = uvicorn.Config(
-            create_app(self._service),
+            create_app(self._service, _origins(self._options.allowed_origins)),
             http=PunctualProtocol,
             ws="none",
             lifespan="off",

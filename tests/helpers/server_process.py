@@ -18,7 +18,7 @@ import psutil
 ROOT = Path(__file__).parents[2]
 SERVE = ("-m", "hasten.api.cli", "serve")
 FAKE = ("-m", "tests.helpers.fake_server")
-_SERVING = re.compile(r"Serving .* on (https?://\S+)")
+_SERVING = re.compile(r"Serving .* on (https?://[^\s\"]+)")
 
 
 @dataclass(slots=True)

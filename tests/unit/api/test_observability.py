@@ -1,0 +1,89 @@
+"""Log lines, recent latencies, and metrics under two names."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import httpx
+import pytest
+from hasten.api.observability.log_lines import JsonLines
+from hasten.api.observability.recent import RecentLatency
+from hasten.api.observability.request_log import RequestLog
+from hasten.api.security.caller import Caller, caller, calling
+from hasten.api.security.keys import Key
+
+
+def test_lines_are_objects_with_the_fields_of_a_record(caplog: pytest.LogCaptureFixture) -> None:
+    who = Caller(Key("alice"), num_prompt_tokens=3, num_output_tokens=5, ttft_s=0.25)
+    who.prompts.append("secret")
+    with caplog.at_level(logging.INFO, logger="hasten.requests"):
+        RequestLog(with_prompts=False).write(who)
+        RequestLog(with_prompts=True).write(who)
+    quiet, loud = (json.loads(JsonLines().format(record)) for record in caplog.records)
+    assert quiet["key"] == "alice"
+    assert (quiet["prompt_tokens"], quiet["output_tokens"], quiet["ttft_ms"]) == (3, 5, 250.0)
+    assert "secret" not in json.dumps(quiet)
+    assert loud["prompts"] == ["secret"]
+
+
+def test_a_traceback_stays_on_its_line() -> None:
+    error = ValueError("broken\nin two")
+    info = (ValueError, error, None)
+    record = logging.LogRecord("a", logging.ERROR, "f", 1, "it %s", ("failed",), info)
+    line = JsonLines().format(record)
+    assert "\n" not in line
+    assert json.loads(line)["message"] == "it failed"
+    assert "broken" in json.loads(line)["traceback"]
+
+
+def test_recent_latencies_forget() -> None:
+    recent = RecentLatency()
+    assert recent.quantiles(0.0) == {"p50": None, "p95": None, "p99": None}
+    for i in range(101):
+        recent.note(at_s=float(i > 50), seconds=float(i))
+    assert recent.quantiles(1.0) == {"p50": 50.0, "p95": 95.0, "p99": 99.0}
+    assert recent.quantiles(60.5)["p50"] == 75.0
+    assert recent.quantiles(100.0)["p50"] is None
+
+
+def test_who_asks_is_known_inside_and_nobody_outside() -> None:
+    assert caller().key.name == ""
+    who = Caller(Key("alice"))
+    with calling(who):
+        assert caller() is who
+    assert caller().key.name == ""
+
+
+def test_metrics_have_the_names_that_dashboards_know(http: httpx.Client) -> None:
+    http.post("/v1/completions", json={"prompt": "abc", "max_tokens": 4})
+    metrics = http.get("/metrics").text
+    label = '{engine="0",model_name="echo"}'
+    for line in (
+        f"vllm:num_requests_running{label} 0.0",
+        f"vllm:num_requests_waiting{label} 0.0",
+        f"vllm:kv_cache_usage_perc{label} 0.0",
+        f"vllm:num_preemptions_total{label} 0.0",
+        f"vllm:prompt_tokens_total{label} 0.0",
+        f"vllm:generation_tokens_total{label} 0.0",
+        f"vllm:spec_decode_num_drafts_total{label} 0.0",
+    ):
+        assert line in metrics, line
+    ours, theirs = (
+        next(line.split()[-1] for line in metrics.splitlines() if line.startswith(name))
+        for name in (
+            "hasten_time_to_first_token_seconds_sum",
+            "vllm:time_to_first_token_seconds_sum",
+        )
+    )
+    assert ours == theirs
+    assert 'vllm:request_success_total{engine="0",finished_reason="length"' in metrics
+    assert 'num_gpu_blocks="100"' in metrics
+
+
+def test_the_live_view_holds_no_text(http: httpx.Client) -> None:
+    live = http.get("/v1/live").json()
+    assert live["model"] == "echo"
+    assert live["kv_blocks"] == ["0" * 100]
+    assert set(live["latency_s"]) == {"ttft", "itl"}
+    assert http.get("/v1/debug/requests").json() == {"object": "list", "data": []}
