@@ -35,8 +35,8 @@ def main() -> int:
         models = tuple(arguments.model or ARCHITECTURES[arch])
         schemes = tuple(arguments.scheme or SCHEMES)
         results += compile_arch(arch, models, schemes, is_quick=arguments.quick)
-    complaints = judge(results)
     write_report(results, arguments.model or tuple(MODELS), arguments.out)
+    complaints = judge(results)
     seconds = time.monotonic() - started
     print("\n".join(complaints))  # noqa: T201 (a command's output)
     print(f"{len(results)} variants, {len(complaints)} complaints, {seconds:.0f} s")  # noqa: T201

@@ -36,6 +36,7 @@ def route_kernel(
             chosen = column == best[:, None]
             total += tl.sum(tl.where(chosen, likely, 0.0), axis=1)
             left = tl.where(chosen, float("-inf"), left)
+    total = tl.where(held, total, 1.0)
     base = result + row * (2 * NUM_ACTIVE)
     left = value
     for rank in range(NUM_ACTIVE):

@@ -38,6 +38,7 @@ def _store_rows(
         shrink = tl.exp2(peak - top)
         norm = norm * shrink + tl.exp2(sink - top)
         total = total * shrink[:, None]
+    norm = tl.where(norm == 0.0, 1.0, norm)  # of lanes that no query fills
     pointers = out + (token.to(tl.int64) * NUM_HEADS + head)[:, None] * HEAD_SIZE + column[None, :]
     tl.store(pointers, cast(total / norm[:, None], out.dtype.element_ty), mask=held)
 

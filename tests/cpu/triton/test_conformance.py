@@ -15,6 +15,9 @@ from hasten.kernels.conformance.cutting import Part, Schedule
 from hasten.kernels.conformance.report import Verdict
 from hasten.kernels.triton.backend import TritonBackend
 
+# Numpy's, of the NaN that the cases plant.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
 BORDERS = (0, 5, 45)
 
 CASES = (
