@@ -43,6 +43,7 @@ def describe(
     """
     model = options.model
     quantization = model.quantization or "as stored"
+    speculation = options.speculation.spec_method
     probes = [tokenizer.encode(text, add_special_tokens=False) for text in _PROBES]
     parts = {
         **environment_parts(),
@@ -50,9 +51,10 @@ def describe(
         "tokenizer": content_hash(probes),
         "chat_template": hashlib.sha256(template.encode()).hexdigest(),
         "quantization": quantization,
-        "speculation": options.speculation.spec_method,
+        "speculation": speculation,
     }
-    name = f"{model.model} ({_short(identity)}, {quantization})"
+    guessing = "" if speculation == "off" else f", guesses by {speculation}"
+    name = f"{model.model} ({_short(identity)}, {quantization}{guessing})"
     if damage:
         return Configuration(f"{name} with {damage}", {**parts, "damage": damage})
     return Configuration(name, parts)
