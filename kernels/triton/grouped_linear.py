@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 from hasten.kernels.triton.device.grouped_linear import grouped_linear_kernel, list_pairs_kernel
 
 LIST_BLOCK = 1024
+MAX_TILE_ROWS = 64
+"""The addresses of listed rows take registers that the tiles of many rows do not leave."""
 
 
 def supports(op: ops.GroupedLinear, weights: Mapping[WeightName, Weight]) -> str | None:
@@ -113,7 +115,7 @@ class _Experts:
         op, binder, matrix = self._op, self._binder, self._matrix
         self._inputs.num_rows = self._x.num_rows * self._rows_per_token
         rows_per_expert = -(-self._x.num_rows * op.num_active // op.num_experts)
-        config = binder.table.product(matrix.kind, rows_per_expert)
+        config = binder.table.product(matrix.kind, min(rows_per_expert, MAX_TILE_ROWS))
         x, x_scale = self._quantize()
         binder.launch(
             grouped_linear_kernel,

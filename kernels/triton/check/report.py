@@ -11,17 +11,33 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hasten.kernels.triton.check.rules import Compiled
 
-HEADER = """# The Triton kernels' machine code
+HEADER = """# The Triton kernels
 
-`make kernels` compiles every Triton kernel for every configuration of the launch table
-(`kernels/triton/launch.json`), with the shapes of {models}, without a GPU, and reads the result. It
-fails on spilled registers, on variants of one bit class that use different matrix instructions, on
-fp8 products without the fp8 instruction, on products and attention that miss the warp group's
-instructions on Hopper, and on decode paths without 16-byte loads. Each line sums up the variants of
-one kernel, architecture and tile; `kernels.json` has them one by one.
+`--kernels triton` serves with Triton kernels (`kernels/triton/`). On a machine with a CUDA device
+that is the default; without one, `TRITON_INTERPRET=1` runs them on the CPU, correctly and very
+slowly, which is how they are tested:
 
-The bit class of a variant says which others must give a row the same bits: same architecture,
-kernel and kind of operands, hence one matrix instruction and one K step, whatever its width.
+    .venv/bin/pytest tests/cpu/triton
+    TRITON_INTERPRET=1 .venv/bin/hasten check --kernels triton
+
+They take bf16 activations, bf16 and fp8 caches, and every weight scheme. What a weight becomes on
+the device is in `kernels/triton/matrices.py`, how sums keep a row's bits the same for any number of
+rows in `kernels/triton/products.py` and `kernels/triton/paged_attention.py`. Tile sizes, warps and
+stages are in `kernels/triton/launch.json`, by architecture; `hasten check --tune` measures them
+anew on the GPU at hand and changes no result.
+
+## The machine code
+
+`make kernels` compiles every kernel for every configuration of that table, without a GPU, and reads
+what comes out; it writes this page. It fails on spilled registers, on variants of one bit class
+that use different matrix instructions, on fp8 products without the fp8 instruction, on products and
+attention that miss the warp group's instructions on Hopper, and on decode paths without 16-byte
+loads. The bit class of a variant says which others must give a row the same bits: same
+architecture, kernel and kind of operands, hence one matrix instruction and one K step, whatever its
+width.
+
+Below: {count} variants, with the shapes of {models}. Each line sums up the variants of one kernel,
+architecture and tile; `kernels.json` has them one by one.
 
 """
 COLUMNS = ("arch", "kernel", "kind", "rows", "warps x stages", "variants", "matrix instructions",
@@ -60,7 +76,7 @@ def write_report(results: Sequence[Compiled], models: Sequence[str], folder: Pat
     (folder / "kernels.json").write_text(f"[\n{rows}\n]\n")
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
     lines += ["| " + " | ".join(row) + " |" for row in summarize(results)]
-    text = HEADER.format(models=", ".join(models)) + "\n".join(lines) + "\n"
+    text = HEADER.format(count=len(results), models=", ".join(models)) + "\n".join(lines) + "\n"
     (folder / "kernels.md").write_text(text)
 
 

@@ -35,7 +35,7 @@ def bench() -> Workbench:
 
 
 def requests() -> list[AddRequest]:
-    greedy = GenerationParams(max_tokens=3, logprobs=1, ignore_eos=True)
+    greedy = GenerationParams(max_tokens=3, seed=1, logprobs=1, ignore_eos=True)
     drawn = GenerationParams(
         max_tokens=3, seed=5, temperature=1.2, top_k=9, frequency_penalty=0.5, ignore_eos=True
     )
