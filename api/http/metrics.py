@@ -90,6 +90,7 @@ class Metrics:
         begin_s = perf_counter()
         last_s: dict[int, float] = {}
         who.num_prompt_tokens += len(request.prompt_token_ids)
+        who.prompts.append(request.prompt_token_ids)
         with self._counting_refusals(who):
             async with aclosing(deltas):
                 async for delta in deltas:

@@ -87,7 +87,7 @@ class Service:
             self.key_limits.end(who.key)
             self.metrics.count_request(who)
             if self.request_log is not None:
-                self.request_log.write(who)
+                self.request_log.write(who, self.require_model().tokenizer)
 
     def _begin(self, key: Key) -> None:
         if self.max_active is not None and self.num_active >= self.max_active:

@@ -9,8 +9,11 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from hasten.api.text.detokenizer import text_of
+
 if TYPE_CHECKING:
     from hasten.api.security.caller import Caller
+    from hasten.api.text.detokenizer import TokenBytes
 
 logger = logging.getLogger("hasten.requests")
 
@@ -19,9 +22,9 @@ class RequestLog:
     """Writes the records of one server."""
 
     def __init__(self, *, with_prompts: bool) -> None:
-        self.with_prompts = with_prompts
+        self._with_prompts = with_prompts
 
-    def write(self, who: Caller) -> None:
+    def write(self, who: Caller, vocabulary: TokenBytes) -> None:
         """`who` has got an answer, or an error, or has gone."""
         record: dict[str, object] = {
             "key": who.key.name,
@@ -31,7 +34,7 @@ class RequestLog:
             "total_ms": round((time.monotonic() - who.begin_s) * 1000, 1),
             "finish_reason": who.finish_reason,
         }
-        if self.with_prompts:
-            record["prompts"] = who.prompts
+        if self._with_prompts:
+            record["prompts"] = [text_of(vocabulary, prompt) for prompt in who.prompts]
         text = " ".join(f"{name}={value!r}" for name, value in record.items() if value is not None)
         logger.info("request %s", text, extra={"fields": record})

@@ -31,7 +31,7 @@ class Caller:
     num_output_tokens: int = 0
     ttft_s: float | None = None
     finish_reason: str | None = None
-    prompts: list[str] = field(default_factory=list)
+    prompts: list[list[int]] = field(default_factory=list)
 
     def note(self, delta: SampleDelta, since_begin_s: float) -> None:
         """A step has given something."""

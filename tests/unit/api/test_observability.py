@@ -13,13 +13,15 @@ from hasten.api.observability.request_log import RequestLog
 from hasten.api.security.caller import Caller, caller, calling
 from hasten.api.security.keys import Key
 
+from tests.helpers.fake_engine import ByteTokenizer
+
 
 def test_lines_are_objects_with_the_fields_of_a_record(caplog: pytest.LogCaptureFixture) -> None:
     who = Caller(Key("alice"), num_prompt_tokens=3, num_output_tokens=5, ttft_s=0.25)
-    who.prompts.append("secret")
+    who.prompts.append(list(b"secret"))
     with caplog.at_level(logging.INFO, logger="hasten.requests"):
-        RequestLog(with_prompts=False).write(who)
-        RequestLog(with_prompts=True).write(who)
+        RequestLog(with_prompts=False).write(who, ByteTokenizer())
+        RequestLog(with_prompts=True).write(who, ByteTokenizer())
     quiet, loud = (json.loads(JsonLines().format(record)) for record in caplog.records)
     assert quiet["key"] == "alice"
     assert (quiet["prompt_tokens"], quiet["output_tokens"], quiet["ttft_ms"]) == (3, 5, 250.0)

@@ -92,3 +92,25 @@ def test_a_client_that_leaves_within_its_body(http: httpx.Client) -> None:
     with closing(connect(http)) as client:
         client.sendall(head(http, 1000) + b"{")
     assert http.get("/health").status_code == 200
+
+
+def test_a_client_that_reads_nothing_is_dropped(
+    slow_http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hasten.api.http.connections.WRITE_LIMIT_S", 0.5)
+    answer = {"max_tokens": 4000, "ignore_eos": True, "n": 16, "stream": True}
+    fat = {"logprobs": True, "top_logprobs": 20}
+    messages = [{"role": "user", "content": "an answer of more than a minute"}]
+    body = json.dumps({"messages": messages} | answer | fat).encode()
+
+    def runs() -> bool:
+        return bool(slow_http.get("/v1/debug/requests").json()["data"])
+
+    with closing(connect(slow_http)) as client:
+        client.sendall(head(slow_http, len(body)) + body)
+        deadline = time.monotonic() + 60
+        while not runs():
+            assert time.monotonic() < deadline, "it has not begun"
+        while runs():
+            assert time.monotonic() < deadline, "it goes on for nobody"
+            time.sleep(0.1)
