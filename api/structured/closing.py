@@ -37,7 +37,7 @@ def _order(first: bytes) -> bytes:
     return bytes(dict.fromkeys((*first, *_PRINTABLE, *range(256))))
 
 
-_BEHIND_LETTERS = _order(b"\"@:/.'>)]};-\n")
+_BEHIND_LETTERS = _order(b"\" @:/.'>)]};-\n")
 _BEHIND_OTHERS = _order(b'"a0')
 _BETWEEN = _order(b"}])>\"',:;.0123456789ntf-[({")
 """Which byte to try first. A quotation mark ends a text, and where it may not yet, letters and what
@@ -95,8 +95,11 @@ class Closing:
     def __init__(self, shortest: list[int] | None, max_tokens: int) -> None:
         self._max_tokens = max_tokens
         self._margin = min(MAX_MARGIN, max_tokens // 4)
-        # Looking for a way takes as long as many masks, so nothing is asked far from the limit.
-        self._zone = 0 if shortest is None else 2 * len(shortest) + 4 * self._margin
+        self._zone = 0
+        # Where the limit leaves no choice at all, the model chooses and the limit ends it.
+        if shortest is not None and len(shortest) + 1 + self._margin < max_tokens:
+            # Looking for a way takes as long as many masks, so nothing is asked far from the limit.
+            self._zone = 2 * len(shortest) + 4 * self._margin
 
     def next_token(
         self, vocabulary: Vocabulary, matcher: LLMatcher, num_output_tokens: int

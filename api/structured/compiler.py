@@ -68,7 +68,7 @@ class Vocabulary:
         self.byte_ids = {t[0]: i for i, t in reversed(list(enumerate(tokens))) if len(t) == 1}
         wrapped = llguidance.TokenizerWrapper(_Wrapped(tokenizer, tokens))
         # The lexemes that it prepares are worth their time only for large vocabularies.
-        slices = None if len(tokens) > len(self.byte_ids) + 1 else []
+        slices: list[str] | None = None if len(tokens) > len(self.byte_ids) + 1 else []
         self.trie = llguidance.LLTokenizer(wrapped, n_vocab=len(tokens), slices=slices)
 
     def matcher(self, grammar: str) -> llguidance.LLMatcher:

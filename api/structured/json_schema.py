@@ -21,6 +21,8 @@ from hasten.api.structured.compiler import GrammarError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from llguidance._lib import JsonCompileOptions
+
 WHITESPACE = r"\n[ ]{0,24}|[ ]"
 MAX_MULTIPLES = 10_000
 """Digits of all different `multipleOf`s, multiplied: automata have a state for each remainder."""
@@ -83,10 +85,12 @@ def schema_grammar(schema: Any, *, compact: bool = False) -> str:
 
 
 def _compiled(schema: Any, *, compact: bool) -> str:
-    white = {"whitespace_flexible": False} if compact else {"whitespace_pattern": WHITESPACE}
-    return llguidance.LLMatcher.grammar_from_json_schema(
-        json.dumps(schema), overrides={"lenient": False, "coerce_one_of": False, **white}
-    )
+    options: JsonCompileOptions = {"lenient": False, "coerce_one_of": False}
+    if compact:
+        options["whitespace_flexible"] = False
+    else:
+        options["whitespace_pattern"] = WHITESPACE
+    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
 
 
 def _check(schema: Any) -> None:
@@ -184,7 +188,8 @@ def _where(schema: Any, root: Any, message: str, pointer: str) -> str:
 
 def _with_definitions(part: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
     kept = {name: root[name] for name in ("$defs", "definitions") if name in root}
-    return _without_neutral(kept | part)
+    merged: dict[str, Any] = _without_neutral(kept | part)
+    return merged
 
 
 def _escaped(name: str) -> str:

@@ -42,7 +42,8 @@ class AnswerParser:
 
     def push(self, text: str) -> list[Event]:
         """What this text lets show, without empty texts, joined."""
-        events = [Content(text)] if self._reasoning is None else self._reasoning.push(text)
+        said: list[Event] = [Content(text)]
+        events = said if self._reasoning is None else self._reasoning.push(text)
         return self._shown(self._behind(events))
 
     def finish(self) -> list[Event]:

@@ -18,7 +18,15 @@ class MarkerFilter:
 
     def __init__(self, markers: Sequence[str]) -> None:
         self._markers = tuple(markers)
+        self._firsts = {marker[0] for marker in markers}
         self._held = ""
+
+    def end_of_plain(self, text: str, begin: int) -> int:
+        """Up to where `text`, from `begin` on, passes unchanged: it need not be pushed."""
+        if self._held:
+            return begin
+        found = (text.find(first, begin) for first in self._firsts)
+        return min((idx for idx in found if idx >= 0), default=len(text))
 
     def push(self, character: str) -> tuple[str, str]:
         """Take one character: the text that is no marker's, and the marker that it completes."""

@@ -32,7 +32,10 @@ class ReasoningParser:
 
     def push(self, text: str) -> list[Event]:
         events: list[Event] = []
-        for character in text:
+        for idx, character in enumerate(text):
+            if self._take == self._say:
+                events.append(Content(text[idx:]))
+                break
             events += self._take(character)
         return events
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import NamedTuple, Protocol
 
 
@@ -52,11 +53,10 @@ class TextParser(Protocol):
 def joined(events: list[Event]) -> list[Event]:
     """Texts of one kind that follow one another made into one; those without text left out."""
     result: list[Event] = []
-    for event in events:
-        if isinstance(event, CallBegin):
-            result.append(event)
-        elif event.text and result and type(result[-1]) is type(event):
-            result[-1] = type(event)(result[-1][0] + event.text)
-        elif event.text:
-            result.append(event)
+    kept = (event for event in events if event[0] or isinstance(event, CallBegin))
+    for kind, group in groupby(kept, type):
+        if kind is CallBegin:
+            result += group
+        else:
+            result.append(kind("".join([event[0] for event in group])))
     return result

@@ -25,8 +25,17 @@ class HermesParser:
 
     def push(self, text: str) -> list[Event]:
         events: list[Event] = []
-        for character in text:
-            events += self._outside(character) if self._call is None else self._inside(character)
+        position = 0
+        while position < len(text):
+            if self._call is None:
+                end = self._opening.end_of_plain(text, position)
+                events += self._show(text[position:end])
+                position = end
+            if position < len(text):
+                character = text[position]
+                take = self._outside if self._call is None else self._inside
+                events += take(character)
+                position += 1
         return events
 
     def finish(self) -> list[Event]:

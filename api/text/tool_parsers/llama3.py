@@ -24,7 +24,10 @@ class Llama3Parser:
 
     def push(self, text: str) -> list[Event]:
         events: list[Event] = []
-        for character in text:
+        for idx, character in enumerate(text):
+            if self._is_content:
+                events.append(Content(text[idx:]))
+                break
             events += self._take(character)
         return events
 
@@ -34,8 +37,6 @@ class Llama3Parser:
         return []
 
     def _take(self, character: str) -> list[Event]:
-        if self._is_content:
-            return [Content(character)]
         if self._call is None:
             return self._between(character)
         events = self._call.push(character)
