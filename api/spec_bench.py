@@ -109,16 +109,16 @@ def run_spec_bench(
 ) -> Iterator[SpecRow]:
     """Rows as they come; `progress` is told what runs. Raises ConfigurationError, LoadError."""
     engines = {name: build_engine(_with(engine_options, name)) for name in options.configurations}
-    eos = engines[OFF].ready_message().eos_token_ids
+    ready = engines[OFF].ready_message()
     for kind in options.prompts.split(","):
-        prompts = prompts_of(kind, engine_options)
+        prompts = prompts_of(kind, engine_options, ready.vocab_size)
         is_random = kind == "random"
         params = GenerationParams(
             max_tokens=options.max_tokens,
             seed=1,
             temperature=1.0 if is_random else 0.0,
             ignore_eos=is_random,
-            eos_token_ids=eos,
+            eos_token_ids=ready.eos_token_ids,
         )
         for load in options.sizes:
             yield from _rows(kind, load, engines, prompts, params, options, progress)
@@ -177,7 +177,7 @@ def _with(options: EngineOptions, configuration: str) -> EngineOptions:
     return replace(options, speculation=speculation, cache=cache)
 
 
-def prompts_of(kind: str, options: EngineOptions) -> Iterator[list[int]]:
+def prompts_of(kind: str, options: EngineOptions, vocab_size: int) -> Iterator[list[int]]:
     """Prompts without end: `chat`, `copy`, `random`, or those of a file, again and again.
 
     Raises ConfigurationError for a file that cannot be read.
@@ -185,11 +185,10 @@ def prompts_of(kind: str, options: EngineOptions) -> Iterator[list[int]]:
     from pathlib import Path
 
     rng = random.Random(1)  # noqa: S311 (the same prompts each time)
+    while kind == "random":
+        first = vocab_size // 100  # special tokens come before
+        yield [rng.randrange(first, vocab_size) for _ in range(RANDOM_PROMPT_LEN)]
     tokenizer = tokenizer_of(options)
-    if kind == "random":
-        size = tokenizer.vocab_size
-        while True:
-            yield [rng.randrange(size // 100, size) for _ in range(RANDOM_PROMPT_LEN)]
     template = template_of(options, tokenizer)
     for text in _copy_texts(rng) if kind == "copy" else cycle(_texts(kind, Path(kind))):
         if template is not None:

@@ -32,7 +32,7 @@ from hasten.core.options import ConfigurationError
 from hasten.core.overload import Overload, QueueLimits
 from hasten.core.policies import queue_policy
 from hasten.core.prefix_hash import root_hash
-from hasten.core.runner import InProcessExecutor
+from hasten.core.runner import InProcessExecutor, measuring_clock
 from hasten.core.scheduler import Scheduler
 from hasten.core.step_profile import profile
 from hasten.core.validation import ModelLimits
@@ -323,6 +323,7 @@ def assemble(
         limits=ModelLimits(binding.program.vocab_size, plan.max_model_len, spec_methods),
         ready=_ready(binding, plan, options),
         observer=step_times,
+        busy_clock=measuring_clock(binding.backend),
         speculator=speculator,
         overload=_overload(scheduling, scheduler, step_times),
     )

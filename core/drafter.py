@@ -34,7 +34,7 @@ from hasten.kernels.program import Capacity, KVLayer, Program
 from ml_dtypes import bfloat16
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy.typing as npt
     from hasten.core.latency import Chunk, StepTimeModel
@@ -166,15 +166,16 @@ class Drafter:
     executable: Executable
     step_times: StepTimeModel
     features: FeatureStore | None = None
+    busy_clock: Callable[[], float] = perf_counter
     seconds: float = 0.0
 
     def run(self, batch: StepBatch) -> StepResult:
         """One pass; the result's arrays are valid until the next."""
-        begin = perf_counter()
+        begin, busy = perf_counter(), self.busy_clock()
         result = self.executable.run(batch)
-        seconds = perf_counter() - begin
+        busy_s, seconds = self.busy_clock() - busy, perf_counter() - begin
         self.seconds += seconds
-        self.step_times.observe(StepShape.of(batch), seconds)
+        self.step_times.observe(StepShape.of(batch), seconds, busy_s)
         return result
 
 
@@ -234,7 +235,7 @@ def _compile(
     features = None
     if model.feature_layers:
         features = FeatureStore(model.feature_layers, feature_width, plan, group_ids.start)
-    return Drafter(model, group_ids, plan, capacity, executable, step_times, features)
+    return Drafter(model, group_ids, plan, capacity, executable, step_times, features, clock)
 
 
 def _over_groups(program: Program, plan: KVPlan, first: int) -> Program:

@@ -30,7 +30,7 @@ from hasten.core.validation import why_refused
 from hasten.core.verify import num_kept
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from hasten.core.blocks import BlockManager
     from hasten.core.messages import AddRequest, EngineReady, EngineState, TokenOutput
@@ -90,7 +90,11 @@ class _Outcome:
 
 @dataclass(slots=True)
 class EngineParts:
-    """What an engine is put together from (see `core.build`)."""
+    """What an engine is put together from (see `core.build`).
+
+    By `busy_clock` runs the time that the executor works, as far as that can be told from the time
+    that passes.
+    """
 
     scheduler: Scheduler
     blocks: BlockManager
@@ -99,6 +103,7 @@ class EngineParts:
     limits: ModelLimits
     ready: EngineReady
     observer: StepObserver | None = None
+    busy_clock: Callable[[], float] = perf_counter
     speculator: Speculator | None = None
     grammars: Grammars | None = None
     overload: Overload | None = None
@@ -253,12 +258,14 @@ class Engine:
         marks.append(perf_counter_ns())
         batch = self._batches.build(plan, self._scheduler.requests)
         marks.append(perf_counter_ns())
+        begin_s = self._parts.busy_clock()
         try:
             result = self._executor.execute(batch)
         except FloatingPointError:
             return late + self._step_without_faulty(plan)
+        busy_s = self._parts.busy_clock() - begin_s
         marks.append(perf_counter_ns())
-        self._observe(batch, (marks[-1] - marks[-2]) * 1e-9)
+        self._observe(batch, (marks[-1] - marks[-2]) * 1e-9, busy_s)
         outcomes = self._verify(plan, result)
         outputs = [self._report(outcome, result) for outcome in outcomes]
         marks.append(perf_counter_ns())
@@ -293,7 +300,7 @@ class Engine:
     def _compute(self, plan: StepPlan) -> StepResult:
         return self._executor.execute(self._batches.build(plan, self._scheduler.requests))
 
-    def _observe(self, batch: StepBatch, seconds: float) -> None:
+    def _observe(self, batch: StepBatch, seconds: float, busy_s: float) -> None:
         """Let the step-time model learn, and keep what it had expected."""
         observer = self._parts.observer
         if observer is None:
@@ -301,7 +308,7 @@ class Engine:
         shape = StepShape.of(batch)
         self._counters.predicted_step_s += observer.step_time(shape)
         self._counters.step_s += seconds
-        observer.observe(shape, seconds)
+        observer.observe(shape, seconds, busy_s)
 
     def state(self) -> EngineState:
         """What it works on, for people who watch."""

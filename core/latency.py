@@ -110,11 +110,6 @@ class Curve:
             self._counts.insert(i, count)
             self._seconds.insert(i, seconds)
 
-    def __contains__(self, count: int) -> bool:
-        """Whether it is a known point."""
-        i = bisect_left(self._counts, count)
-        return i < len(self._counts) and self._counts[i] == count
-
     def scale(self, factor: float) -> None:
         """Multiply every point."""
         self._seconds = [seconds * factor for seconds in self._seconds]
@@ -148,7 +143,8 @@ class StepTimeModel:
         self._observed: dict[int, deque[tuple[StepShape, float]]] = defaultdict(
             lambda: deque(maxlen=WINDOW)
         )
-        self._recent: list[tuple[StepShape, float]] = []
+        self._recent: list[tuple[StepShape, float, float]] = []
+        self._load = 1.0
         self._row_times: dict[tuple[int, int], list[float]] = {}
 
     def step_time(self, shape: StepShape) -> float:
@@ -171,14 +167,20 @@ class StepTimeModel:
             times.append(max(seconds, times[-1]) if times else seconds)
         return times
 
-    def observe(self, shape: StepShape, seconds: float) -> None:
-        """Learn from one step; every few steps the estimates move."""
-        self._recent.append((shape, seconds))
+    def observe(self, shape: StepShape, seconds: float, busy_s: float | None = None) -> None:
+        """Learn from one step; every few steps the estimates move.
+
+        Of its seconds, `busy_s` were its own work (None: all), the others went to whoever else uses
+        the machine. Own work tells sizes apart; what others take slows all of them down alike.
+        Were the two not told apart, sizes that occur would follow the load and others not, and
+        larger steps, which is what drafts make, would seem cheap.
+        """
+        self._recent.append((shape, seconds, busy_s or seconds))
         if len(self._recent) < REFIT_EVERY:
             return
         self._refit_load()
-        for each in self._recent:
-            self._observed[_size_class(each[0].num_tokens)].append(each)
+        for known, _, busy in self._recent:
+            self._observed[_size_class(known.num_tokens)].append((known, busy * self._load))
         self._recent.clear()
         self._refit_attention()
         self._refit_body()
@@ -196,29 +198,18 @@ class StepTimeModel:
         return self.kv_s * shape.kv_tokens_read + self.pair_s * shape.query_key_pairs
 
     def _refit_load(self) -> None:
-        """Scale all by how much longer steps of known sizes have lately taken than predicted.
-
-        On a machine that others use too, all sizes slow down alike. If only those that occur were
-        corrected, the others would seem cheap beside them: drafts, which make steps larger.
-        """
-        ratios = [
-            seconds / predicted
-            for shape, seconds in self._recent
-            if _size_class(shape.num_tokens) in self.body
-            and (predicted := self.step_time(shape)) > 0
-        ]
-        if len(ratios) < MIN_SAMPLES:
+        """Scale everything by how much more of the machine others take than before."""
+        factor = median(seconds / busy_s for _, seconds, busy_s in self._recent) / self._load
+        if abs(factor - 1) <= HYSTERESIS:
             return
-        load = median(ratios)
-        if load <= 0 or abs(load - 1) <= HYSTERESIS:
-            return
-        self.body.scale(load)
-        self.head.scale(load)
-        self.request_s *= load
-        self.kv_s *= load
-        self.pair_s *= load
+        self._load *= factor
+        self.body.scale(factor)
+        self.head.scale(factor)
+        self.request_s *= factor
+        self.kv_s *= factor
+        self.pair_s *= factor
         for steps in self._observed.values():
-            scaled = [(shape, seconds * load) for shape, seconds in steps]
+            scaled = [(shape, seconds * factor) for shape, seconds in steps]
             steps.clear()
             steps.extend(scaled)
 

@@ -34,7 +34,9 @@ class StepObserver(Protocol):
         """The seconds that it expects."""
         ...
 
-    def observe(self, shape: StepShape, seconds: float) -> None: ...
+    def observe(self, shape: StepShape, seconds: float, busy_s: float | None = None) -> None:
+        """`busy_s` of the seconds were the executor's own work; None: unknown."""
+        ...
 
 
 class Speculator(Protocol):

@@ -64,13 +64,12 @@ class InProcessExecutor:
 
 
 def measuring_clock(backend: Backend) -> Callable[[], float]:
-    """What a start-up profile measures by: what steps cost against each other.
+    """By what the work of a step is measured, apart from what the machine does for others.
 
-    Native steps are computed in the thread that asks, beside others that do the same, so its own
-    time is the step's, whatever else the machine is doing meanwhile. What that does to steps is
-    learnt while serving.
+    On a CPU the thread that asks computes its share of each step, beside others that do the same,
+    so its own time is the step's.
     """
-    return thread_time if backend.name == "cpu" else perf_counter
+    return thread_time if backend.name in ("cpu", "reference") else perf_counter
 
 
 def dummy_batch(chunks: Sequence[Chunk], kv_plan: KVPlan, max_model_len: int) -> StepBatch:

@@ -24,6 +24,7 @@ Pure: it reads no clock and draws no random numbers. Exercised by
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -193,6 +194,8 @@ class _Choice:
     pass_s: float
     row_times: Sequence[float]  # of the step, by number of drafted positions
     max_drafts: int
+    spare_s: float  # what drafts may add to the step, their passes included
+    attention_s: float  # of each draft, at most
 
     @classmethod
     def among(
@@ -208,13 +211,14 @@ class _Choice:
         max_drafts = max(0, min(num_guesses, limits.max_rows - len(candidates)))
         base = _decoding(num_tokens, limits.certain(beside))
         row_times = model.row_times(base, max_drafts)
+        spare_s = math.inf
         if limits.target_s is not None:
             spare_s = limits.target_s - model.step_time(base)
-            attention_s = model.pair_s * max(num_tokens)
-            while max_drafts and _extra_s(row_times, max_drafts, attention_s) > spare_s:
-                max_drafts -= 1
+        attention_s = model.pair_s * max(num_tokens)
         price = controller.price(num_tokens)
-        return cls(candidates, price, model.pair_s, pass_s, row_times, max_drafts)
+        return cls(
+            candidates, price, model.pair_s, pass_s, row_times, max_drafts, spare_s, attention_s
+        )
 
     def best(self) -> list[int]:
         """The depths of the highest value."""
@@ -253,7 +257,14 @@ class _Choice:
         )
 
     def admits(self, depths: Sequence[int]) -> bool:
-        return sum(depths) <= self.max_drafts
+        return sum(depths) <= self._most_drafts(max(depths))
+
+    def _most_drafts(self, level: int) -> int:
+        """What fits into a step, and beside `level` passes into the time that it may take."""
+        count, left_s = self.max_drafts, self.spare_s - self.pass_s * level
+        while count and _extra_s(self.row_times, count, self.attention_s) > left_s:
+            count -= 1
+        return count
 
     def _positions(self) -> list[_Position]:
         return [
@@ -267,7 +278,8 @@ class _Choice:
         """The best value among the first k of `positions`, and that k."""
         gained = -self.price * self.pass_s * level
         best_value, best_count = 0.0, 0
-        for count, position in enumerate(positions[: self.max_drafts], start=1):
+        most = self._most_drafts(level)
+        for count, position in enumerate(positions[:most], start=1):
             gained += position.worth
             value = gained - self.price * (self.row_times[count] - self.row_times[0])
             if value > best_value:

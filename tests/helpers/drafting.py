@@ -116,7 +116,7 @@ def binding_of(
 class FixedTimes(StepTimeModel):
     """Learns nothing, so that what is decided does not depend on the machine."""
 
-    def observe(self, shape: StepShape, seconds: float) -> None:
+    def observe(self, shape: StepShape, seconds: float, busy_s: float | None = None) -> None:
         """Ignore it."""
 
 

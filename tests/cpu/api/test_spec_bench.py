@@ -84,7 +84,7 @@ def test_a_run_on_the_embedded_model(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert all(r.tokens_per_s > 0 and r.itl_ms[0] > 0 for r in rows)
     assert rows[0].ratio == 1.0
     assert len(told) == 8
-    copies = list(islice(prompts_of("copy", engine), 2))
+    copies = list(islice(prompts_of("copy", engine, 49152), 2))
     assert copies[0] != copies[1]
     with pytest.raises(ConfigurationError, match="no_such_file"):
-        next(prompts_of("no_such_file", engine))
+        next(prompts_of("no_such_file", engine, 49152))

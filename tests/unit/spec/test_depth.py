@@ -164,6 +164,14 @@ def test_a_target_latency_is_kept() -> None:
     assert controller_of(linear, target_s=0.001).choose(candidates_of(survivals)) == [0] * 4
 
 
+def test_drafting_passes_count_towards_the_target_too() -> None:
+    """Of 0.6 ms to spare, a pass takes 0.2: four drafts of one level, or two over two."""
+    survivals = [geometric(0.95, 8)] * 4
+    bounded = controller_of(linear, target_s=0.002)
+    assert bounded.plan(candidates_of(survivals), EMPTY_STEP, 0.0002) == [1] * 4
+    assert bounded.plan(candidates_of(survivals), EMPTY_STEP, 0.0007) == [0] * 4
+
+
 def test_a_prompt_beside_counts_only_as_far_as_the_target_lets_it() -> None:
     survivals = [geometric(0.95, 8)]
     controller = controller_of(linear, target_s=0.002)
