@@ -216,7 +216,7 @@ def _linear_case(
     out_width, width = weight.shape
     x, values = recorder.operand("x", width)
     recorder.weights[WeightName("weight")] = weight
-    expected, allowance = _expected_product(values, weight, recorder.dtype, activation_group)
+    expected, allowance = expected_product(values, weight, recorder.dtype, activation_group)
     bias = None
     if with_bias:
         added = rounded(recorder.rng.standard_normal(out_width), recorder.dtype)
@@ -226,7 +226,7 @@ def _linear_case(
     return recorder.case(f"{name}, {width} x {out_width}", out, expected, allowance=allowance)
 
 
-def _expected_product(
+def expected_product(
     values: F64, weight: Weight, dtype: DType, activation_group: ActivationGroup
 ) -> tuple[F64, float]:
     """X @ W^T part by part, activations quantised where the backend says so; and an allowance.
@@ -336,6 +336,8 @@ class _Heads:
     softcap: float | None = None
     with_sinks: bool = False
     with_norms: bool = False
+    has_fp8_cache: bool = False
+    kv_scales: tuple[float, float] | None = None
 
     def __str__(self) -> str:
         parts = [f"{self.num_heads}/{self.num_kv_heads} heads of {self.head_size}"]
@@ -344,6 +346,8 @@ class _Heads:
         parts += [f"softcap {self.softcap:g}"] if self.softcap else []
         parts += ["sinks"] if self.with_sinks else []
         parts += ["norms"] if self.with_norms else []
+        parts += ["fp8 cache"] if self.has_fp8_cache else []
+        parts += ["static scales"] if self.kv_scales else []
         return ", ".join(parts)
 
     @property
@@ -388,6 +392,10 @@ def _attention_cases(dtype: DType) -> Iterator[Case]:
         _Heads(4, 4, 32, softcap=5.0),
         _Heads(6, 2, 32, with_sinks=True),
         _Heads(4, 2, 32, window=33, softcap=20.0, with_sinks=True, with_norms=True),
+        _Heads(9, 3, 64, has_fp8_cache=True),
+        _Heads(4, 2, 24, rotary_dim=8, has_fp8_cache=True),
+        _Heads(6, 3, 16, window=17, with_sinks=True, has_fp8_cache=True),
+        _Heads(4, 2, 32, softcap=20.0, has_fp8_cache=True, kv_scales=(0.011, 0.003)),
     ):
         yield _attention_case(dtype, heads)
 
@@ -413,8 +421,11 @@ def _attention_case(dtype: DType, heads: _Heads) -> Case:
         sinks=sinks,
     )
     recorder.program.add(op)
-    held = rounded(q, dtype), rounded(k, dtype), rounded(v, dtype)
-    expected = oracles.attention(op, held, heads.requests, sink_values)
+    k, v = rounded(k, dtype), rounded(v, dtype)
+    if heads.has_fp8_cache:
+        k_scale, v_scale = heads.kv_scales or (None, None)
+        k, v = oracles.fp8_heads(k, k_scale), oracles.fp8_heads(v, v_scale)
+    expected = oracles.attention(op, (rounded(q, dtype), k, v), heads.requests, sink_values)
     return recorder.case(str(heads), out, expected)
 
 
@@ -425,7 +436,8 @@ def _record_rope(
 
     The layer is the second of its group, and other groups' layouts must not matter to it.
     """
-    spec = KVGroupSpec(2, heads.num_kv_heads, heads.head_size, dtype, heads.window)
+    kv_dtype = DType.FP8_E4M3 if heads.has_fp8_cache else dtype
+    spec = KVGroupSpec(2, heads.num_kv_heads, heads.head_size, kv_dtype, heads.window)
     recorder = Recorder(dtype, heads.lengths, (spec,))
     width = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_size
     qkv, values = recorder.operand("qkv", width, spread=1.5)
@@ -443,5 +455,6 @@ def _record_rope(
         heads.rope,
         WeightName("q_norm") if norms else None,
         WeightName("k_norm") if norms else None,
+        kv_scales=heads.kv_scales,
     )
     return recorder, qkv, op, oracles.rope_store_kv(op, values, heads.positions, norms)

@@ -8,22 +8,36 @@ import numpy as np
 import numpy.typing as npt
 from hasten.kernels import ops
 from hasten.kernels.conformance import oracles
-from hasten.kernels.conformance.cases import NUM_ROWS, OUT, Case, Recorder
+from hasten.kernels.conformance.cases import (
+    NUM_ROWS,
+    OUT,
+    ActivationGroup,
+    Case,
+    Recorder,
+    expected_product,
+)
 from hasten.kernels.conformance.oracles import F64, rounded
 from hasten.kernels.dtypes import DType
 from hasten.kernels.program import Buffer, WeightName
-from hasten.kernels.weights import DenseWeight, GroupedIntWeight, StackedWeight, Weight
+from hasten.kernels.weights import (
+    DenseWeight,
+    Fp8Weight,
+    GroupedIntWeight,
+    StackedWeight,
+    Weight,
+)
+from ml_dtypes import float8_e4m3fn
 
 NUM_EXPERTS = 6
 
 
-def family_cases(dtype: DType) -> Iterator[Case]:
+def family_cases(dtype: DType, activation_group: ActivationGroup) -> Iterator[Case]:
     """Every case in one activation dtype."""
     yield from _norm_columns_cases(dtype)
     yield from _add_scaled_cases(dtype)
     yield from _scale_logits_cases(dtype)
     yield from _route_cases(dtype)
-    yield from _grouped_linear_cases(dtype)
+    yield from _grouped_linear_cases(dtype, activation_group)
     yield from _combine_cases(dtype)
 
 
@@ -79,19 +93,25 @@ def _routes(logits: F64, num_active: int, renormalize: bool) -> F64:
     return np.concatenate([ids, weights], axis=1)
 
 
-def _grouped_linear_cases(dtype: DType) -> Iterator[Case]:
+def _grouped_linear_cases(dtype: DType, activation_group: ActivationGroup) -> Iterator[Case]:
     for active, num_parts, width, part_width in ((1, 1, 32, 5), (2, 2, 64, 33), (3, 1, 96, 64)):
-        for kind in ("dense", "int4", "unlike"):
+        for kind in ("dense", "int4", "fp8", "unlike"):
             recorder = Recorder(dtype)
             shape = (NUM_EXPERTS * num_parts * part_width, width)
             weight = _experts_weight(recorder.rng, kind, shape, num_parts * part_width)
             name = f"{active} of {NUM_EXPERTS} experts, {num_parts} parts, {kind}"
-            yield _grouped_linear_case(recorder, name, weight, active, num_parts)
+            layout = (active, num_parts)
+            yield _grouped_linear_case(recorder, name, weight, layout, activation_group)
 
 
 def _grouped_linear_case(
-    recorder: Recorder, name: str, weight: Weight, num_active: int, num_parts: int
+    recorder: Recorder,
+    name: str,
+    weight: Weight,
+    layout: tuple[int, int],
+    activation_group: ActivationGroup,
 ) -> Case:
+    num_active, num_parts = layout
     num_rows, width = weight.shape
     is_shared = num_parts > 1
     x, values = recorder.operand("x", width if is_shared else num_active * width)
@@ -101,10 +121,24 @@ def _grouped_linear_case(
     recorder.program.add(
         ops.GroupedLinear(x, routing, WeightName("weight"), out, NUM_EXPERTS, num_active, num_parts)
     )
-    experts = weight.dequantize().astype(np.float64).reshape(NUM_EXPERTS, num_parts, -1, width)
     inputs = np.broadcast_to(values.reshape(NUM_ROWS, -1, width), (NUM_ROWS, num_active, width))
-    products = np.einsum("tak,tapnk->tpan", inputs, experts[ids])
-    return recorder.case(name, out, products.reshape(NUM_ROWS, -1))
+    # What every expert makes of every input, [experts, rows, active, outputs]; then the chosen.
+    of_all, allowance = zip(
+        *(
+            expected_product(
+                inputs.reshape(-1, width),
+                weight.take_rows(slice(begin, begin + num_rows // NUM_EXPERTS)),
+                recorder.dtype,
+                activation_group,
+            )
+            for begin in range(0, num_rows, num_rows // NUM_EXPERTS)
+        ),
+        strict=True,
+    )
+    chosen = np.stack(of_all).reshape(NUM_EXPERTS, NUM_ROWS, num_active, num_parts, -1)
+    rows, ranks = np.indices(ids.shape)
+    products = chosen[ids, rows, ranks].transpose(0, 2, 1, 3)
+    return recorder.case(name, out, products.reshape(NUM_ROWS, -1), allowance=max(allowance))
 
 
 def _experts_weight(
@@ -113,6 +147,10 @@ def _experts_weight(
     values = (rng.standard_normal(shape) / np.sqrt(shape[1])).astype(np.float32)
     if kind == "dense":
         return DenseWeight(values)
+    if kind == "fp8":
+        codes = (400 * values / np.abs(values).max()).astype(float8_e4m3fn)
+        scale = rng.uniform(0.001, 0.002, (shape[0], 1)).astype(np.float32)
+        return Fp8Weight(codes, scale, (1, shape[1]))
     q = rng.integers(0, 256, (shape[0], shape[1] // 2), dtype=np.uint8)
     scale = rng.uniform(0.01, 0.03, (shape[0], shape[1] // 32)).astype(np.float32)
     packed = GroupedIntWeight(4, 32, q, scale, -8 * scale)

@@ -75,6 +75,19 @@ def e4m3_inputs(x: F64, weight: Fp8Weight) -> F64:
     return np.concatenate(parts, axis=1)
 
 
+def fp8_heads(x: F64, static_scale: float | None) -> F64:
+    """K or V, [T, heads, head_size], as an fp8 cache gives them back."""
+    wide = x.astype(np.float32)
+    scale = np.abs(wide).max(axis=-1, keepdims=True) / np.float32(448)
+    if static_scale is not None:
+        scale = np.full_like(scale, static_scale)
+    scale = scale.astype(ml_dtypes.bfloat16).astype(np.float32)
+    scale[scale == 0] = 1
+    codes = np.clip(wide / scale, -448, 448).astype(ml_dtypes.float8_e4m3fn)
+    held: F64 = codes.astype(np.float64) * scale
+    return held
+
+
 def rotate(heads: F64, position: int, rope: ops.Rope) -> F64:
     """All heads of one token, [heads, head_size]."""
     angles = (np.float32(position) * np.asarray(rope.inv_freq, dtype=np.float32)).astype(float)

@@ -135,7 +135,7 @@ def _checks(backend: Backend, dtypes: Sequence[DType]) -> Iterator[_Check]:
     if isinstance(backend, QuantizesActivations):
         group = backend.activation_group
     for dtype in dtypes:
-        for case in chain(all_cases(dtype, group), family_cases(dtype)):
+        for case in chain(all_cases(dtype, group), family_cases(dtype, group)):
             yield _op_check(backend, case)
     for sampling in sampling_cases():
         yield _sampling_check(backend, sampling)
