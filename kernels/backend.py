@@ -7,10 +7,11 @@ None or the reason it cannot take an op; compiling refuses a program with such a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     import numpy as np
     import numpy.typing as npt
@@ -104,6 +105,15 @@ class Backend(Protocol):
         ...
 
 
+@runtime_checkable
+class KeepsPackedWeights(Protocol):
+    """A backend that lays weights out anew, and can keep what it made."""
+
+    def keep_packed(self, folder: Path) -> None:
+        """Use what `folder`, that of one set of weights, holds; put there what it lacks."""
+        ...
+
+
 def first_refusal(
     backend: Backend, program: Program, weights: Mapping[WeightName, Weight]
 ) -> str | None:
@@ -123,22 +133,27 @@ def available_backends() -> tuple[str, ...]:
     return tuple(name for name in BACKENDS if found.get(name, True))
 
 
-def get_backend(name: str, num_threads: int | None = None) -> Backend:
+def get_backend(
+    name: str, num_threads: int | None = None, cpu_activations: str = "int8"
+) -> Backend:
     """The backend called `name`; "auto" is the fastest that works here.
 
     `num_threads` bounds the CPU threads it computes with (default: its own choice); results do
-    not depend on it. Raises ValueError naming the backends that exist, or saying why one cannot
-    run here.
+    not depend on it. `cpu_activations` ("int8", "bf16") is what the native kernels multiply
+    integer weights with. Raises ValueError naming the backends that exist, or saying why one
+    cannot run here.
     """
     if name == "auto":
         name = available_backends()[0]
     if name == "cpu":
-        from hasten.kernels.cpu import CpuBackend, why_unavailable
+        from hasten.kernels.cpu import CpuBackend, LinearInputs, why_unavailable
 
         reason = why_unavailable()
         if reason is not None:
             raise ValueError(f"kernels 'cpu' cannot run here: {reason}")
-        return CpuBackend(num_threads)
+        return CpuBackend(num_threads, LinearInputs(cpu_activations))
+    if cpu_activations != "int8":
+        raise ValueError(f"kernels {name} have no {cpu_activations} activations of their own")
     if name == "triton":
         return _triton_backend()
     if name == "reference":

@@ -3,8 +3,10 @@
 Numerics. Buffers are float32 inside whatever dtype the program declares; the dtype says how exact
 the products are. In a bfloat16 program, linears with integer weights take int8 activations
 (quantised per token and group of 32) or, as `LinearInputs.BF16`, bfloat16 ones; plain weights
-are bfloat16; a bfloat16 KV cache is multiplied in bfloat16. In a float32 program every product is
-float32. All sums are float32 in an order that the shapes alone decide.
+are bfloat16; the codes of fp8 weights are too, exactly, and their scales multiply the sums. A
+bfloat16 KV cache is multiplied in bfloat16. In a float32 program every product is float32. An fp8
+KV cache is multiplied in the program's dtype, which holds its codes exactly; scales multiply scores
+and probabilities. All sums are float32 in an order that the shapes alone decide.
 
 Exercised by `pytest tests/cpu/native`.
 """
@@ -20,6 +22,7 @@ import numpy as np
 from hasten.kernels import ops
 from hasten.kernels.backend import UnsupportedOpError
 from hasten.kernels.cpu.lowering import Lowering, parts_of, weight_format
+from hasten.kernels.cpu.packed_file import PackedFile
 from hasten.kernels.cpu.packing import GROUP, INPUT_FORMS, integer_format
 from hasten.kernels.dtypes import DType
 from hasten.kernels.program import Rows
@@ -28,6 +31,7 @@ from hasten.kernels.weights import StackedWeight
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     import numpy.typing as npt
     from hasten.kernels.backend import KVCache, KVPlan
@@ -48,7 +52,7 @@ class LinearInputs(enum.StrEnum):
     """What integer weights are multiplied with in bfloat16 programs."""
 
     INT8 = "int8"
-    BF16 = "bfloat16"
+    BF16 = "bf16"
 
 
 @dataclass(slots=True)
@@ -80,7 +84,12 @@ class CpuBackend:
         self._native = _native
         self.num_threads = num_threads or len(os.sched_getaffinity(0))
         self.linear_inputs = linear_inputs
+        self._kept_folder: Path | None = None
         self.isa = _native.best_isa(os.environ.get(ISA_VARIABLE, "") if isa is None else isa)
+
+    def keep_packed(self, folder: Path) -> None:
+        """Keep packed weights in `folder`, that of one set of weights, for later starts."""
+        self._kept_folder = folder
 
     @property
     def activation_dtypes(self) -> tuple[DType, ...]:
@@ -88,7 +97,7 @@ class CpuBackend:
 
     @property
     def kv_dtypes(self) -> tuple[DType, ...]:
-        return DType.BF16, DType.F32
+        return tuple(_KV_TYPES)
 
     def describe(self, op: Op, weights: Mapping[WeightName, Weight]) -> str:
         """The instruction set, and for a linear what it multiplies."""
@@ -109,8 +118,6 @@ class CpuBackend:
             return _why_not_attention(op)
         if isinstance(op, ops.Embed) and isinstance(weights[op.table], StackedWeight):
             return "the table is stacked from several matrices"
-        if isinstance(op, ops.AddScaled) and op.scale != 1.0:
-            return f"scaled by {op.scale}"
         return None if isinstance(op, _IMPLEMENTED) else f"{op.name} is not implemented"
 
     def activation_group(self, weight: Weight, dtype: DType) -> int | None:
@@ -122,8 +129,10 @@ class CpuBackend:
 
     def kv_block_bytes(self, spec: KVGroupSpec, block_size: int) -> int:
         _check_kv(spec, block_size)
-        per_token = 2 * spec.num_kv_heads * _padded(spec.head_size) * spec.dtype.itemsize
-        return spec.num_layers * block_size * per_token
+        per_head = _padded(spec.head_size) * spec.dtype.itemsize
+        if spec.dtype is DType.FP8_E4M3:
+            per_head += DType.BF16.itemsize  # the scale
+        return spec.num_layers * block_size * 2 * spec.num_kv_heads * per_head
 
     def allocate_kv(self, plan: KVPlan) -> CpuKVCache:
         """Zeroed memory, taken from the system as blocks are first written."""
@@ -160,11 +169,19 @@ class CpuBackend:
                 for spec, blocks in zip(kv_cache.plan.groups, kv_cache.plan.num_blocks, strict=True)
             ],
         )
-        wants_int8 = self.linear_inputs is LinearInputs.INT8
+        kept = None if self._kept_folder is None else PackedFile(self._kept_folder, self.isa)
         lowering = Lowering(
-            program, weights, target, self._native.Arena(), capacity.max_model_len, wants_int8
+            program,
+            weights,
+            target,
+            self._native.Arena(),
+            capacity.max_model_len,
+            self.linear_inputs is LinearInputs.INT8,
+            kept,
         )
         lowering.run()
+        if kept is not None:
+            kept.save()
         ids = lowering.buffer_ids
         taps = {name: (ids[buffer.buffer_id], buffer.rows) for name, buffer in program.taps.items()}
         inputs = {name: ids[buffer.buffer_id] for name, buffer in program.inputs.items()}
@@ -275,9 +292,18 @@ _IMPLEMENTED = (
     ops.GatherRows,
     ops.Tap,
     ops.Input,
+    ops.NormColumns,
     ops.AddScaled,
+    ops.Route,
+    ops.GroupedLinear,
+    ops.CombineExperts,
+    ops.ScaleLogits,
     ops.Sample,
 )
+
+
+_KV_TYPES = {DType.BF16: 0, DType.F32: 1, DType.FP8_E4M3: 2}
+"""As `KVType` in native/ops.h."""
 
 
 def _sparse(
@@ -291,16 +317,19 @@ def _padded(head_size: int) -> int:
 
 
 def _kv_shape(spec: KVGroupSpec, num_blocks: int, block_size: int) -> tuple[int, ...]:
-    is_bf16 = int(spec.dtype is DType.BF16)
-    head_size = _padded(spec.head_size)
-    return spec.num_layers, spec.num_kv_heads, head_size, num_blocks, block_size, is_bf16
+    head_size, kv_type = _padded(spec.head_size), _KV_TYPES[spec.dtype]
+    return spec.num_layers, spec.num_kv_heads, head_size, num_blocks, block_size, kv_type
 
 
 def _check_kv(spec: KVGroupSpec, block_size: int) -> None:
-    if spec.dtype not in (DType.BF16, DType.F32):
-        raise ValueError(f"the cpu backend has no KV cache of {spec.dtype}, only bfloat16, float32")
-    if block_size % 16:
-        raise ValueError(f"the cpu backend needs blocks of a multiple of 16 tokens: {block_size}")
+    if spec.dtype not in _KV_TYPES:
+        raise ValueError(
+            f"the cpu backend has no KV cache of {spec.dtype}, only {', '.join(_KV_TYPES)}"
+        )
+    if block_size != 8 and block_size % 16:
+        raise ValueError(
+            f"the cpu backend needs blocks of 8 tokens or of a multiple of 16: {block_size}"
+        )
     if spec.head_size > MAX_HEAD_SIZE:
         raise ValueError(f"the cpu backend takes heads up to {MAX_HEAD_SIZE}: {spec.head_size}")
 

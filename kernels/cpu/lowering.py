@@ -28,7 +28,7 @@ from hasten.kernels.cpu.packing import (
     Form,
     PackedMatrix,
     WeightFormat,
-    integer_format,
+    own_format,
     pack,
 )
 from hasten.kernels.dtypes import DType
@@ -36,9 +36,10 @@ from hasten.kernels.program import Rows
 from hasten.kernels.weights import DenseWeight, StackedWeight
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from hasten.kernels.cpu import _native
+    from hasten.kernels.cpu.packed_file import PackedFile
     from hasten.kernels.program import Buffer, Program, WeightName
     from hasten.kernels.weights import Matrix, Weight
 
@@ -47,15 +48,23 @@ F32Array = npt.NDArray[np.float32]
 ACTIVATIONS = {ops.Activation.SILU: 1, ops.Activation.GELU_TANH: 2}
 """As `Activation` in native/ops.h, 0 being none."""
 
-PLAIN_ONLY = (ops.RopeStoreKV, ops.Input, ops.AddScaled)
+PLAIN_ONLY = (
+    ops.RopeStoreKV,
+    ops.NormColumns,
+    ops.Input,
+    ops.AddScaled,
+    ops.Route,
+    ops.GroupedLinear,
+    ops.ScaleLogits,
+)
 """Ops that write plain rows, which get further forms in an op of their own."""
 
 
 def weight_format(weight: Matrix, x: Buffer, *, wants_int8: bool) -> WeightFormat:
-    """In float32 programs every product is float32; else integers, or bfloat16 for the rest."""
+    """In float32 programs every product is float32; else integers, fp8, or bfloat16."""
     if x.dtype is DType.F32:
         return WeightFormat.F32
-    own = integer_format(weight) if wants_int8 else None
+    own = own_format(weight, wants_int8=wants_int8)
     return WeightFormat.BF16 if own is None else own
 
 
@@ -73,8 +82,10 @@ class Lowering:
     arena: _native.Arena
     max_model_len: int
     wants_int8: bool
+    kept: PackedFile | None = None  # packed matrices of earlier starts
     buffer_ids: dict[int, int] = field(default_factory=dict)
     packed: dict[tuple[object, ...], PackedMatrix] = field(default_factory=dict)
+    expert_buffers: dict[tuple[int, int, int, Form], tuple[int, int]] = field(default_factory=dict)
     rope_tables: dict[ops.Rope, tuple[F32Array, F32Array]] = field(default_factory=dict)
 
     def run(self) -> None:
@@ -248,13 +259,11 @@ class Lowering:
         assert not isinstance(weight, StackedWeight)
         target = weight_format(weight, op.x, wants_int8=self.wants_int8)
         order = _gate_and_up_in_turn(act.out.width)
-        key = (op.weight, "gated", target)
-        if key not in self.packed:
-            self.packed[key] = pack(weight.take_rows(order), target, self.arena)
+        matrix = self._packed((op.weight, "gated", target), weight, target, order)
         bias = None if op.bias is None else np.ascontiguousarray(self._vector(op.bias)[order])
         self.target.linear(
             self._id(op.x),
-            self.packed[key].bind(),
+            matrix.bind(),
             bias,
             ACTIVATIONS[act.activation],
             0,
@@ -276,6 +285,8 @@ class Lowering:
             None if op.q_norm is None else self._vector(op.q_norm),
             None if op.k_norm is None else self._vector(op.k_norm),
             op.norm_eps,
+            *(op.kv_scales or (0.0, 0.0)),
+            op.qkv.dtype is DType.BF16,
         )
 
     def _paged_attention(self, op: ops.PagedAttention, forms: dict[int, Form]) -> None:
@@ -290,6 +301,7 @@ class Lowering:
             op.window or 0,
             op.softcap or 0.0,
             None if op.sinks is None else self._vector(op.sinks),
+            op.qkv.dtype is DType.F32,
             self._id(op.out),
             forms[op.out.buffer_id],
         )
@@ -301,11 +313,57 @@ class Lowering:
     def _gather_rows(self, op: ops.GatherRows, forms: dict[int, Form]) -> None:
         self.target.gather_rows(self._id(op.x), self._id(op.out), forms[op.out.buffer_id])
 
+    def _norm_columns(self, op: ops.NormColumns, _: dict[int, Form]) -> None:
+        self.target.norm_columns(self._id(op.x), op.start, self._vector(op.weight), op.eps)
+
     def _add_scaled(self, op: ops.AddScaled, _: dict[int, Form]) -> None:
-        """As what a norm does to its residual; the norm itself is thrown away."""
-        ones = np.ones(op.x.width, np.float32)
-        unused = self.target.add_buffer(op.x.width, op.x.rows is Rows.LOGITS, Form.PLAIN)
-        self.target.rms_norm(self._id(op.x), self._id(op.out), ones, 1.0, unused, Form.PLAIN)
+        self.target.add_scaled(self._id(op.x), self._id(op.out), op.scale)
+
+    def _scale_logits(self, op: ops.ScaleLogits, _: dict[int, Form]) -> None:
+        self.target.scale_logits(self._id(op.logits), op.scale, op.softcap or 0.0)
+
+    def _route(self, op: ops.Route, _: dict[int, Form]) -> None:
+        logits, out = self._id(op.logits), self._id(op.out)
+        self.target.route(logits, op.num_active, op.renormalize, out)
+
+    def _grouped_linear(self, op: ops.GroupedLinear, _: dict[int, Form]) -> None:
+        """Sort the step's experts, gather their inputs in that order, multiply."""
+        matrices = list(self._expert_matrices(op))
+        forms = Form(0)
+        for matrix, *_place in matrices:
+            forms |= INPUT_FORMS[matrix.format]
+        order, rows = self._expert_buffers(op, forms)
+        self.target.sort_experts(self._id(op.routing), order)
+        self.target.gather_experts(self._id(op.x), order, rows, forms)
+        bound = [(matrix.bind(), expert, begin) for matrix, expert, begin in matrices]
+        self.target.grouped_linear(rows, order, bound, op.part_width, self._id(op.out))
+
+    def _expert_matrices(self, op: ops.GroupedLinear) -> Iterator[tuple[PackedMatrix, int, int]]:
+        """Every matrix of a weight's experts, whose it is, and the first column that it fills."""
+        weight = self.weights[op.weight]
+        for index in range(op.num_experts * op.num_parts):
+            expert, part = divmod(index, op.num_parts)
+            rows = slice(index * op.part_width, (index + 1) * op.part_width)
+            begin = part * op.num_active * op.part_width
+            for piece, matrix in enumerate(parts_of(weight.take_rows(rows))):
+                target = weight_format(matrix, op.x, wants_int8=self.wants_int8)
+                yield self._packed((op.weight, index, piece, target), matrix, target), expert, begin
+                begin += matrix.shape[0]
+
+    def _expert_buffers(self, op: ops.GroupedLinear, forms: Form) -> tuple[int, int]:
+        """An order and rows to gather into, which layers of equal shape share."""
+        width = self.weights[op.weight].shape[1]
+        key = (op.num_experts, op.num_active, width, forms)
+        if key not in self.expert_buffers:
+            self.expert_buffers[key] = (
+                self.target.add_expert_order(op.num_experts, op.num_active),
+                self.target.add_expert_rows(width, op.num_active, forms),
+            )
+        return self.expert_buffers[key]
+
+    def _combine_experts(self, op: ops.CombineExperts, forms: dict[int, Form]) -> None:
+        x, routing, out = self._id(op.x), self._id(op.routing), self._id(op.out)
+        self.target.combine_experts(x, routing, out, forms[op.out.buffer_id])
 
     def _input(self, op: ops.Input, forms: dict[int, Form]) -> None:
         """Nothing: the executable has put the rows there."""
@@ -326,17 +384,34 @@ class Lowering:
         ops.GatherRows: _gather_rows,
         ops.Tap: _tap,
         ops.Input: _input,
+        ops.NormColumns: _norm_columns,
         ops.AddScaled: _add_scaled,
+        ops.Route: _route,
+        ops.GroupedLinear: _grouped_linear,
+        ops.CombineExperts: _combine_experts,
+        ops.ScaleLogits: _scale_logits,
         ops.Sample: _sample,
     }
 
     # Weights and tables
 
     def _packed(
-        self, key: tuple[object, ...], weight: Matrix, target: WeightFormat
+        self,
+        key: tuple[object, ...],
+        weight: Matrix,
+        target: WeightFormat,
+        order: npt.NDArray[np.intp] | None = None,
     ) -> PackedMatrix:
+        """The weight, its rows in `order` if there is one, packed once for all ops that read it."""
         if key not in self.packed:
-            self.packed[key] = pack(weight, target, self.arena)
+            found = None if self.kept is None else self.kept.take(_text(key), self.arena)
+            if found is None or found.rows != weight.shape[0]:
+                found = pack(
+                    weight if order is None else weight.take_rows(order), target, self.arena
+                )
+                if self.kept is not None:
+                    self.kept.add(_text(key), found)
+            self.packed[key] = found
         return self.packed[key]
 
     def _packed_table(self, name: WeightName, weight: Matrix) -> PackedMatrix:
@@ -346,7 +421,7 @@ class Lowering:
                 target = weight_format(weight, op.x, wants_int8=self.wants_int8)
                 return self._packed((name, 0, target), weight, target)
         is_bf16 = isinstance(weight, DenseWeight) and weight.data.dtype.name == "bfloat16"
-        own = integer_format(weight)
+        own = own_format(weight, wants_int8=True)
         plain = WeightFormat.BF16 if is_bf16 else WeightFormat.F32
         target = plain if own is None else own
         return self._packed((name, 0, target), weight, target)
@@ -362,6 +437,10 @@ class Lowering:
             sin = (np.sin(angles) * np.float32(rope.scale)).astype(np.float32)
             self.rope_tables[rope] = (cos, sin)
         return self.rope_tables[rope]
+
+
+def _text(key: tuple[object, ...]) -> str:
+    return "|".join(str(part) for part in key)
 
 
 def _gate_and_up_in_turn(width: int) -> npt.NDArray[np.intp]:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from hasten.kernels.weights import GroupedIntWeight
+from hasten.kernels.cpu.fp8_packing import fill_tiles, fits_tiles, scale_groups
+from hasten.kernels.weights import Fp8Weight, GroupedIntWeight
 
 if TYPE_CHECKING:
     from hasten.kernels.cpu._native import Arena, Packed
@@ -30,6 +31,7 @@ class WeightFormat(enum.IntEnum):
     INT8_OFFSET = 2
     BF16 = 3
     F32 = 4
+    FP8 = 5
 
 
 class Form(enum.IntFlag):
@@ -46,6 +48,7 @@ INPUT_FORMS = {
     WeightFormat.INT8: Form.INT8,
     WeightFormat.INT8_OFFSET: Form.INT8,
     WeightFormat.BF16: Form.BF16,
+    WeightFormat.FP8: Form.BF16,
     WeightFormat.F32: Form.F32,
 }
 """The form in which each weight format wants its inputs."""
@@ -60,11 +63,14 @@ class PackedMatrix:
     rows: int
     width: int  # padded to a multiple of 32
     data: npt.NDArray[np.uint8]
+    scale_groups: int = 1  # of fp8: groups of 32 inputs that share a scale
 
     def bind(self) -> Packed:
         from hasten.kernels.cpu import _native
 
-        return _native.packed(self.format, self.scale_type, self.rows, self.width, self.data)
+        return _native.packed(
+            self.format, self.scale_type, self.rows, self.width, self.scale_groups, self.data
+        )
 
 
 def integer_format(weight: Matrix) -> WeightFormat | None:
@@ -82,11 +88,30 @@ def integer_format(weight: Matrix) -> WeightFormat | None:
     return WeightFormat.INT8 if weight.offset is None else WeightFormat.INT8_OFFSET
 
 
+def own_format(weight: Matrix, *, wants_int8: bool) -> WeightFormat | None:
+    """The format that keeps a weight's own numbers for a bfloat16 program; None: it has none."""
+    if isinstance(weight, Fp8Weight):
+        return WeightFormat.FP8 if fits_tiles(weight) else None
+    return integer_format(weight) if wants_int8 else None
+
+
 def pack(weight: Matrix, target: WeightFormat, arena: Arena) -> PackedMatrix:
     """`weight` in `target`: its own integers, or its dequantised numbers, in memory of `arena`."""
     if isinstance(weight, GroupedIntWeight) and target == integer_format(weight):
         return _pack_integers(weight, target, arena)
+    if isinstance(weight, Fp8Weight) and target is WeightFormat.FP8:
+        return _pack_fp8(weight, arena)
     return _pack_dense(weight, target, arena)
+
+
+def _pack_fp8(weight: Fp8Weight, arena: Arena) -> PackedMatrix:
+    from hasten.kernels.cpu import _native
+
+    rows, width = weight.shape
+    padded, groups = -(-width // GROUP) * GROUP, scale_groups(weight)
+    data = arena.take(_native.packed_bytes(WeightFormat.FP8, 1, rows, padded, groups))
+    fill_tiles(weight, data)
+    return PackedMatrix(WeightFormat.FP8, 1, rows, padded, data, groups)
 
 
 def _pack_integers(weight: GroupedIntWeight, target: WeightFormat, arena: Arena) -> PackedMatrix:

@@ -25,17 +25,36 @@ struct SplitKeys {
   int origin;  // position of the split's first key
   int begin;   // positions, within the split
   int end;
+  // Of an fp8 cache, by position; null where keys and values are themselves.
+  const float* k_scales;
+  const float* v_scales;
 };
+
+HASTEN_INLINE void store_lanes(uint32_t* to, I16x a, int lanes) {
+  if (lanes == kLanes) return istore(to, a);
+  alignas(64) uint32_t words[kLanes];
+  istore(words, a);
+  std::memcpy(to, words, sizeof(uint32_t) * static_cast<size_t>(lanes));
+}
 
 struct KvBf16 : DenseBf16 {
   static constexpr int kPack = 2;
   static HASTEN_INLINE void store_words(uint32_t* to, F16x a) {
     store_bf16(reinterpret_cast<uint16_t*>(to), a);
   }
+  // Pairs of e4m3 codes as words: one row of them, or a second one `span` later.
+  static HASTEN_INLINE void store_codes(uint32_t* to, int, int lanes, const uint8_t* codes) {
+    store_lanes(to, decode_to_bf16(codes), lanes);
+  }
 };
 struct KvF32 : DenseF32 {
   static constexpr int kPack = 1;
   static HASTEN_INLINE void store_words(uint32_t* to, F16x a) { istore(to, as_int(a)); }
+  static HASTEN_INLINE void store_codes(uint32_t* to, int span, int lanes, const uint8_t* codes) {
+    const I16x pairs = load_pairs(codes);
+    store_lanes(to, as_int(decode_e4m3(pairs & isplat(0xFF))), lanes);
+    store_lanes(to + span, as_int(decode_e4m3(shift_right<8>(pairs))), lanes);
+  }
 };
 
 // Scores of R rows with `N` adjacent tiles of 16 keys.
@@ -75,8 +94,8 @@ struct RowTile {
   float (*scores)[kSplitLen];   // [R]
   uint32_t (*probs)[kSplitLen];  // [R] words
 
-  HASTEN_INLINE F16x finish_score(F16x s) const {
-    s = s * splat(op.scale);
+  HASTEN_INLINE F16x finish_score(F16x s, F16x scale) const {
+    s = s * scale;
     if (op.softcap > 0.0f) s = splat(op.softcap) * tanh(s / splat(op.softcap));
     return s;
   }
@@ -95,9 +114,14 @@ struct RowTile {
     const int position = keys.origin + tile * kKVTile;
     const bool all_valid =
         position >= limits.max_first && position + N * kKVTile - 1 <= limits.min_last;
+    F16x scale[N];
+    for (int n = 0; n < N; ++n) {
+      scale[n] = splat(op.scale);
+      if (keys.k_scales) scale[n] = scale[n] * load(keys.k_scales + (tile + n) * kKVTile);
+    }
     for (int r = 0; r < R; ++r) {
       for (int n = 0; n < N; ++n) {
-        F16x value = finish_score(s[r][n]);
+        F16x value = finish_score(s[r][n], scale[n]);
         if (!all_valid) value = mask(value, r, position + n * kKVTile);
         top[r] = max(top[r], value);
         store(scores[r] + (tile + n) * kKVTile, value);
@@ -145,8 +169,9 @@ struct RowTile {
       const F16x shift = splat(largest);
       F16x sum = zero();
       for (int t = first; t < last; ++t) {
-        const F16x p = exp(load(scores[r] + t * kKVTile) - shift);
+        F16x p = exp(load(scores[r] + t * kKVTile) - shift);
         sum = sum + p;
+        if (keys.v_scales) p = p * load(keys.v_scales + t * kKVTile);
         KV::store_words(probs[r] + t * kKVTile / KV::kPack, p);
       }
       to.max[r] = largest;
@@ -179,6 +204,82 @@ inline void merge(const RowState& into, const RowState& from, int rows, int head
   }
 }
 
+// A split's keys and values copied into tiles that can be multiplied: fp8 codes become numbers,
+// exactly, and tiles of 8 tokens are joined.
+template <class KV>
+class StagedSplit {
+ public:
+  StagedSplit() = default;
+  StagedSplit(const KVGroup& kv, uint8_t* memory) : kv_(&kv), words_(kv.head_size / KV::kPack) {
+    k_ = reinterpret_cast<uint32_t*>(memory);
+    v_ = k_ + static_cast<size_t>(kSplitLen) * words_;
+    k_scales_ = reinterpret_cast<float*>(v_ + static_cast<size_t>(kSplitLen) * words_);
+    v_scales_ = k_scales_ + kSplitLen;
+  }
+
+  // Tile `index` of those that the cache keeps.
+  void add(int index, const uint8_t* k, const uint8_t* v) {
+    const int first = index * kv_->tile_len();  // its first key
+    uint32_t* k_to = k_ + first / kKVTile * kKVTile * words_ + first % kKVTile;
+    uint32_t* v_to = v_ + static_cast<size_t>(first) * words_;
+    if (kv_->type == KVType::kFp8) {
+      decode_k(k, k_to);
+      decode_v(v, v_to);
+      load_scales(k, k_scales_ + first);
+      load_scales(v, v_scales_ + first);
+    } else {
+      const size_t row = sizeof(uint32_t) * static_cast<size_t>(kv_->tile_len());
+      for (int d = 0; d < words_; ++d) std::memcpy(k_to + d * kKVTile, k + d * row, row);
+      std::memcpy(v_to, v, row * words_);
+    }
+  }
+
+  // Points `keys` at what was added. Scales of positions outside them, which anybody may have
+  // written, become zero.
+  void finish(SplitKeys& keys) {
+    for (int t = 0; t < kSplitTiles; ++t) {
+      keys.k[t] = reinterpret_cast<const uint8_t*>(k_ + t * kKVTile * words_);
+      keys.v[t] = reinterpret_cast<const uint8_t*>(v_ + t * kKVTile * words_);
+    }
+    if (kv_->type != KVType::kFp8) return;
+    const int begin = keys.begin / kKVTile * kKVTile, end = round_up(keys.end, kKVTile);
+    for (int i = begin; i < end; ++i) {
+      if (i < keys.begin || i >= keys.end) k_scales_[i] = v_scales_[i] = 0.0f;
+    }
+    keys.k_scales = k_scales_;
+    keys.v_scales = v_scales_;
+  }
+
+ private:
+  void decode_k(const uint8_t* codes, uint32_t* to) const {
+    const int len = kv_->tile_len();
+    for (int d = 0; d < kv_->head_size / 2; ++d) {
+      KV::store_codes(to + 2 / KV::kPack * d * kKVTile, kKVTile, len, codes + 2 * d * len);
+    }
+  }
+
+  void decode_v(const uint8_t* codes, uint32_t* to) const {
+    const int size = kv_->head_size;
+    for (int w = 0; w < kv_->tile_len() / 2; ++w) {
+      for (int d = 0; d < size; d += kLanes) {
+        KV::store_codes(to + 2 / KV::kPack * w * size + d, size, kLanes, codes + 2 * (w * size + d));
+      }
+    }
+  }
+
+  void load_scales(const uint8_t* tile, float* to) const {
+    const auto* scales = reinterpret_cast<const uint16_t*>(tile + kv_->scales_begin());
+    for (int i = 0; i < kv_->tile_len(); ++i) to[i] = from_bf16(scales[i]);
+  }
+
+  const KVGroup* kv_ = nullptr;
+  int words_ = 0;  // of one key
+  uint32_t* k_ = nullptr;  // tiles as in KVGroup, of 16 tokens
+  uint32_t* v_ = nullptr;
+  float* k_scales_ = nullptr;  // [kSplitLen]
+  float* v_scales_ = nullptr;
+};
+
 // One task on one KV head.
 template <class KV>
 class HeadTask {
@@ -201,6 +302,7 @@ class HeadTask {
     current_ = take_state(free, kQueryTile);
     scores_ = take<float[kSplitLen]>(free, kQueryTile);
     probs_ = take<uint32_t[kSplitLen]>(free, kQueryTile);
+    if (!kv_.is_direct()) staged_ = StagedSplit<KV>(kv_, free);
   }
 
   int rows() const { return rows_; }
@@ -261,7 +363,7 @@ class HeadTask {
     }
   }
 
-  SplitKeys split_keys(int split) const {
+  SplitKeys split_keys(int split) {
     SplitKeys keys{};
     keys.origin = split * kSplitLen;
     const int first = step_.positions[task_.token_begin] - op_.window + 1 - keys.origin;
@@ -271,13 +373,19 @@ class HeadTask {
     const GroupTables& tables = step_.groups[op_.group_id];
     const int32_t* table = tables.block_tables +
                            static_cast<size_t>(step_.table_rows[task_.request]) * tables.table_width;
-    const int per_block = kv_.block_size / kKVTile;
-    for (int t = keys.begin / kKVTile; t * kKVTile < keys.end; ++t) {
-      const int tile = keys.origin / kKVTile + t;
-      const int block = table[tile / per_block];
-      keys.k[t] = kv_.k_tile(op_.layer_idx, kv_head_, block, tile % per_block);
-      keys.v[t] = keys.k[t] + kv_.head_bytes();
+    const int len = kv_.tile_len();
+    for (int t = keys.begin / len; t * len < keys.end; ++t) {
+      const int position = keys.origin + t * len;
+      const uint8_t* k = kv_.k_tile(op_.layer_idx, kv_head_, table[position / kv_.block_size],
+                                    position % kv_.block_size / len);
+      if (kv_.is_direct()) {
+        keys.k[t] = k;
+        keys.v[t] = k + kv_.head_bytes();
+      } else {
+        staged_.add(t, k, k + kv_.head_bytes());
+      }
     }
+    if (!kv_.is_direct()) staged_.finish(keys);
     return keys;
   }
 
@@ -360,6 +468,7 @@ class HeadTask {
   RowState current_;
   float (*scores_)[kSplitLen];
   uint32_t (*probs_)[kSplitLen];
+  StagedSplit<KV> staged_;
 };
 
 // Few short tasks: the splits of a task run in parallel, and the last to finish merges them.
@@ -406,7 +515,8 @@ void attention(const AttentionOp& op, const Step& step, const Share& share) {
 }
 
 inline void paged_attention(const AttentionOp& op, const Step& step, const Share& share) {
-  if (step.kv[op.group_id].is_bf16) {
+  const KVType type = step.kv[op.group_id].type;
+  if (type == KVType::kBf16 || (type == KVType::kFp8 && !op.is_exact)) {
     attention<KvBf16>(op, step, share);
   } else {
     attention<KvF32>(op, step, share);

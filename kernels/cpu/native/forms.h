@@ -82,15 +82,14 @@ HASTEN_INLINE void emit_words(uint8_t* base, size_t row_bytes, const RowPlace& a
 
 // Leaves columns [begin, begin + count) of a row. `begin` is a multiple of 32, and so is `count`
 // unless the columns reach the end of the row.
-inline void emit(const Output& out, int row, int num_rows, int begin, const float* values,
-                 int count) {
+inline void emit_at(const Output& out, const RowPlace& at, int begin, const float* values,
+                    int count) {
   const Buffer& b = *out.buffer;
   if (out.forms & kPlain) {
-    float* to = b.plain + static_cast<size_t>(row) * b.width + begin;
+    float* to = b.plain + static_cast<size_t>(at.block + at.lane) * b.width + begin;
     if (to != values) std::memcpy(to, values, sizeof(float) * static_cast<size_t>(count));
   }
   if (!(out.forms & ~static_cast<unsigned>(kPlain))) return;
-  const RowPlace at = place_of(row, num_rows);
   const Int8Block int8(b, at.block, at.height);
   for (int i = 0; i < count; i += kGroup) {
     alignas(64) float padded[kGroup];
@@ -110,6 +109,11 @@ inline void emit(const Output& out, int row, int num_rows, int begin, const floa
     }
     if (out.forms & kF32) emit_words(b.f32, b.f32_row_bytes(), at, column, group, kGroup);
   }
+}
+
+inline void emit(const Output& out, int row, int num_rows, int begin, const float* values,
+                 int count) {
+  emit_at(out, place_of(row, num_rows), begin, values, count);
 }
 
 inline float* plain_row(const Buffer& b, int row) {

@@ -185,6 +185,9 @@ constexpr TileKernels dense_kernels() {
   return table;
 }
 
+inline const TileKernels& fp8_tile_kernels();
+inline void unpack_fp8_tile(const PackedWeight& w, const uint8_t* from, uint8_t* to);
+
 inline const TileKernels& tile_kernels(const PackedWeight& w) {
   static constexpr TileKernels int4[] = {integer_kernels<Int4<true>>(),
                                          integer_kernels<Int4<false>>()};
@@ -200,6 +203,7 @@ inline const TileKernels& tile_kernels(const PackedWeight& w) {
     case WeightFormat::kInt8: return int8[scales];
     case WeightFormat::kInt8Offset: return int8_offset[scales];
     case WeightFormat::kBf16: return bf16;
+    case WeightFormat::kFp8: return fp8_tile_kernels();  // for unpacked tiles
     case WeightFormat::kF32: break;
   }
   return f32;
@@ -225,7 +229,7 @@ void unpack_int4_tile(const uint8_t* from, int groups, uint8_t* to) {
 
 inline TileInput tile_input(const Buffer& x, WeightFormat format, int block, int height) {
   const size_t row = static_cast<size_t>(block);
-  if (format == WeightFormat::kBf16) {
+  if (format == WeightFormat::kBf16 || format == WeightFormat::kFp8) {
     return {reinterpret_cast<const uint32_t*>(x.bf16 + row * x.bf16_row_bytes()), nullptr, nullptr,
             nullptr};
   }
@@ -306,10 +310,12 @@ class LinearRun {
         per_output_(op.activation == Activation::kNone ? 1 : 2),
         tiles_(op.weight.tiles() / per_output_),
         packed_bytes_(op.weight.tile_bytes()),
-        unpacked_bytes_(UnpackedInt4::kStride * static_cast<size_t>(op.weight.groups())),
-        unpacks_(op.weight.format == WeightFormat::kInt4 &&
-                 share.num_rows - share.first_row > kUnpackRows &&
-                 per_output_ * unpacked_bytes_ <= kScratchBytes) {}
+        is_fp8_(op.weight.format == WeightFormat::kFp8),
+        unpacked_bytes_(is_fp8_ ? op.weight.unpacked_fp8_bytes()
+                                : UnpackedInt4::kStride * static_cast<size_t>(op.weight.groups())),
+        unpacks_(is_fp8_ || (op.weight.format == WeightFormat::kInt4 &&
+                             share.num_rows - share.first_row > kUnpackRows &&
+                             per_output_ * unpacked_bytes_ <= kScratchBytes)) {}
 
   void run() const {
     const int num_rows = share_.num_rows - share_.first_row;
@@ -349,6 +355,13 @@ class LinearRun {
   }
 
   LinearTile unpacked_tile(const uint8_t* packed, int tile) const {
+    if (is_fp8_) {
+      for (int i = 0; i < per_output_; ++i) {
+        unpack_fp8_tile(op_.weight, packed + packed_bytes_ * static_cast<size_t>(i),
+                        share_.scratch + unpacked_bytes_ * static_cast<size_t>(i));
+      }
+      return {op_, tile_kernels(op_.weight), share_.scratch, unpacked_bytes_, tile};
+    }
     static constexpr TileKernels kernels = integer_kernels<UnpackedInt4>();
     const auto unpack = op_.weight.scales == ScaleType::kF16 ? unpack_int4_tile<true>
                                                              : unpack_int4_tile<false>;
@@ -364,6 +377,7 @@ class LinearRun {
   const int per_output_;  // tiles: two with an activation
   const int tiles_;       // of the output
   const size_t packed_bytes_;
+  const bool is_fp8_;
   const size_t unpacked_bytes_;
   const bool unpacks_;
 };

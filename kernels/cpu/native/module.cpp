@@ -7,6 +7,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -14,6 +15,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "packing.h"
@@ -36,40 +38,46 @@ void require(bool condition, const char* message) {
   if (!condition) throw std::invalid_argument(message);
 }
 
+unsigned input_form(WeightFormat format) {
+  if (format == WeightFormat::kBf16 || format == WeightFormat::kFp8) return kBf16;
+  return format == WeightFormat::kF32 ? kF32 : kInt8;
+}
+
 // A packed matrix and the array that holds it.
 struct Packed {
   PackedWeight weight;
   Vector<uint8_t> data;
 };
 
-Packed make_packed(int format, int scales, int rows, int width, Vector<uint8_t> data) {
+PackedWeight packed_shape(int format, int scales, int rows, int width, int scale_groups) {
   PackedWeight weight;
   weight.format = static_cast<WeightFormat>(format);
   weight.scales = static_cast<ScaleType>(scales);
   weight.rows = rows;
   weight.width = width;
-  require(rows > 0 && width > 0 && width % kGroup == 0, "a packed weight needs whole groups");
+  weight.scale_groups = scale_groups;
+  require(format >= 0 && format <= static_cast<int>(WeightFormat::kFp8), "an unknown weight format");
+  require(rows > 0 && width > 0 && width % kGroup == 0 && scale_groups > 0,
+          "a packed weight needs whole groups");
+  return weight;
+}
+
+Packed make_packed(int format, int scales, int rows, int width, int scale_groups,
+                   Vector<uint8_t> data) {
+  PackedWeight weight = packed_shape(format, scales, rows, width, scale_groups);
   const size_t bytes = weight.tile_bytes() * static_cast<size_t>(weight.tiles());
   require(data.size() == bytes, "a packed weight's data has another size");
   weight.data = data.data();
   return {weight, std::move(data)};
 }
 
-size_t packed_bytes(int format, int scales, int rows, int width) {
-  PackedWeight weight;
-  weight.format = static_cast<WeightFormat>(format);
-  weight.scales = static_cast<ScaleType>(scales);
-  weight.rows = rows;
-  weight.width = width;
+size_t packed_bytes(int format, int scales, int rows, int width, int scale_groups) {
+  const PackedWeight weight = packed_shape(format, scales, rows, width, scale_groups);
   return weight.tile_bytes() * static_cast<size_t>(weight.tiles());
 }
 
 PackedWeight target_shape(int format, int scales, int rows, int width, size_t bytes) {
-  PackedWeight shape;
-  shape.format = static_cast<WeightFormat>(format);
-  shape.scales = static_cast<ScaleType>(scales);
-  shape.rows = rows;
-  shape.width = round_up(width, kGroup);
+  const PackedWeight shape = packed_shape(format, scales, rows, round_up(width, kGroup), 1);
   require(bytes == shape.tile_bytes() * static_cast<size_t>(shape.tiles()),
           "the packed array has another size");
   return shape;
@@ -170,11 +178,14 @@ class BoundProgram {
   void rms_norm(int x, int residual, const Vector<float>& weight, float eps, int out,
                 unsigned forms) {
     RmsNormOp op;
-    op.x = buffer(x);
-    op.residual = residual < 0 ? nullptr : buffer(residual);
+    op.x = plain(x);
+    op.residual = residual < 0 ? nullptr : plain(residual);
     op.weight = keep(weight, static_cast<size_t>(op.x->width));
     op.eps = eps;
     op.out = output(out, forms);
+    require(op.out.buffer->width == op.x->width &&
+                (op.residual == nullptr || op.residual->width == op.x->width),
+            "rms_norm: widths differ");
     program_.add(op);
   }
 
@@ -185,6 +196,7 @@ class BoundProgram {
     op.weight = keep(weight);
     op.activation = static_cast<Activation>(activation);
     require(op.x->padded_width() == op.weight.width, "linear: the inputs differ");
+    require(op.x->forms() & input_form(op.weight.format), "linear: the inputs lack its form");
     const size_t outputs = static_cast<size_t>(op.weight.tiles() * kTileCols);
     op.bias = bias ? keep(*bias, outputs) : nullptr;
     op.out_begin = out_begin;
@@ -198,9 +210,10 @@ class BoundProgram {
   void rope_store_kv(int qkv, int group_id, int layer_idx, int num_heads, int num_kv_heads,
                      int head_size, const Matrix<float>& cos, const Matrix<float>& sin,
                      const std::optional<Vector<float>>& q_norm,
-                     const std::optional<Vector<float>>& k_norm, float eps) {
+                     const std::optional<Vector<float>>& k_norm, float eps, float k_scale,
+                     float v_scale, bool is_bf16) {
     RopeStoreOp op;
-    op.qkv = buffer(qkv);
+    op.qkv = plain(qkv);
     op.group_id = group_id;
     op.layer_idx = layer_idx;
     op.num_heads = num_heads;
@@ -208,6 +221,9 @@ class BoundProgram {
     op.head_size = head_size;
     op.rotary_dim = 2 * static_cast<int>(cos.shape(1));
     check_heads(group_id, layer_idx, num_kv_heads, head_size);
+    require(num_heads >= 0 && op.qkv->width == (num_heads + 2 * num_kv_heads) * head_size &&
+                op.rotary_dim <= head_size,
+            "rope: qkv or the rotation has another width than the heads");
     const size_t angles = static_cast<size_t>(program_.capacity().max_model_len) * cos.shape(1);
     require(cos.size() == angles && sin.size() == angles, "rope: tables of another size");
     kept_.emplace_back(nb::cast(cos));
@@ -217,14 +233,18 @@ class BoundProgram {
     op.q_norm = q_norm ? keep(*q_norm, static_cast<size_t>(head_size)) : nullptr;
     op.k_norm = k_norm ? keep(*k_norm, static_cast<size_t>(head_size)) : nullptr;
     op.norm_eps = eps;
+    op.k_scale = k_scale;
+    op.v_scale = v_scale;
+    op.is_bf16 = is_bf16;
     program_.add(op);
   }
 
   void paged_attention(int qkv, int group_id, int layer_idx, int num_heads, int num_kv_heads,
                        int head_size, float scale, int window, float softcap,
-                       const std::optional<Vector<float>>& sinks, int out, unsigned forms) {
+                       const std::optional<Vector<float>>& sinks, bool is_exact, int out,
+                       unsigned forms) {
     AttentionOp op;
-    op.qkv = buffer(qkv);
+    op.qkv = plain(qkv);
     op.group_id = group_id;
     op.layer_idx = layer_idx;
     op.num_heads = num_heads;
@@ -235,29 +255,130 @@ class BoundProgram {
     op.window = window;
     op.softcap = softcap;
     op.sinks = sinks ? keep(*sinks, static_cast<size_t>(num_heads)) : nullptr;
+    op.is_exact = is_exact;
     op.out = output(out, forms);
+    require(num_heads > 0 && num_heads % num_kv_heads == 0 &&
+                op.qkv->width == (num_heads + 2 * num_kv_heads) * head_size &&
+                op.out.buffer->width == num_heads * head_size,
+            "attention: the widths do not fit the heads");
     program_.add(op);
   }
 
   void act_mul(int x, int activation, int out, unsigned forms) {
     ActMulOp op;
-    op.x = buffer(x);
+    op.x = plain(x);
     op.activation = static_cast<Activation>(activation);
     op.out = output(out, forms);
+    require(op.x->width == 2 * op.out.buffer->width, "act_mul: the widths do not fit");
     program_.add(op);
   }
 
   void gather_rows(int x, int out, unsigned forms) {
     GatherOp op;
-    op.x = buffer(x);
+    op.x = plain(x);
     op.out = output(out, forms);
+    require(op.x->width == op.out.buffer->width, "gather_rows: widths differ");
     program_.add(op);
   }
 
   void form(int x, int out, unsigned forms) {
     FormOp op;
-    op.x = buffer(x);
+    op.x = plain(x);
     op.out = output(out, forms);
+    require(op.x->width == op.out.buffer->width && op.x->capacity <= op.out.buffer->capacity,
+            "form: the rows do not fit");
+    program_.add(op);
+  }
+
+  void norm_columns(int x, int begin, const Vector<float>& weight, float eps) {
+    NormColumnsOp op;
+    op.x = plain(x);
+    op.begin = begin;
+    op.end = begin + static_cast<int>(weight.size());
+    require(begin >= 0 && op.end <= op.x->width, "norm_columns: the columns do not fit");
+    op.weight = keep(weight, weight.size());
+    op.eps = eps;
+    program_.add(op);
+  }
+
+  void add_scaled(int x, int out, float scale) {
+    AddScaledOp op;
+    op.x = plain(x);
+    op.out = plain(out);
+    require(op.x->width == op.out->width, "add_scaled: widths differ");
+    op.scale = scale;
+    program_.add(op);
+  }
+
+  void scale_logits(int logits, float scale, float softcap) {
+    program_.add(ScaleLogitsOp{plain(logits), scale, softcap});
+  }
+
+  void route(int logits, int num_active, bool renormalizes, int out) {
+    const RouteOp op{plain(logits), plain(out), num_active, renormalizes};
+    require(num_active > 0 && num_active <= op.logits->width && op.out->width == 2 * num_active,
+            "route: the widths do not fit");
+    program_.add(op);
+  }
+
+  int add_expert_order(int num_experts, int num_active) {
+    require(num_experts > 0 && num_active > 0, "an expert order needs experts");
+    orders_.push_back(program_.add_expert_order(num_experts, num_active));
+    return static_cast<int>(orders_.size()) - 1;
+  }
+
+  int add_expert_rows(int width, int num_active, unsigned forms) {
+    require(width > 0 && num_active > 0, "expert rows need a width");
+    buffers_.push_back(program_.add_expert_rows(width, num_active, forms));
+    return static_cast<int>(buffers_.size()) - 1;
+  }
+
+  void sort_experts(int routing, int order) {
+    const SortExpertsOp op{plain(routing), orders_.at(static_cast<size_t>(order))};
+    require(op.routing->width == 2 * op.order->num_active, "sort_experts: the widths do not fit");
+    program_.add(op);
+  }
+
+  void gather_experts(int x, int order, int out, unsigned forms) {
+    GatherExpertsOp op;
+    op.x = plain(x);
+    op.order = orders_.at(static_cast<size_t>(order));
+    op.out = output(out, forms);
+    const int width = op.out.buffer->width, active = op.order->num_active;
+    require(op.x->width == width || op.x->width == active * width,
+            "gather_experts: the widths do not fit");
+    require(op.out.buffer->capacity >= program_.capacity().max_tokens * active,
+            "gather_experts: too few rows");
+    program_.add(op);
+  }
+
+  void grouped_linear(int rows, int order,
+                      const std::vector<std::tuple<const Packed*, int, int>>& matrices,
+                      int part_width, int out) {
+    GroupedLinearOp op;
+    op.rows = buffer(rows);
+    op.order = orders_.at(static_cast<size_t>(order));
+    op.part_width = part_width;
+    op.out = plain(out);
+    std::vector<ExpertMatrix> kept;
+    for (const auto& [packed, expert, out_begin] : matrices) {
+      const int last = out_begin + (op.order->num_active - 1) * part_width + packed->weight.rows;
+      require(expert >= 0 && expert < op.order->num_experts && out_begin >= 0 &&
+                  last <= op.out->width && packed->weight.width == op.rows->padded_width() &&
+                  (op.rows->forms() & input_form(packed->weight.format)),
+              "grouped_linear: a matrix does not fit");
+      kept.push_back({keep(*packed), expert, out_begin});
+    }
+    program_.add(op, std::move(kept));
+  }
+
+  void combine_experts(int x, int routing, int out, unsigned forms) {
+    CombineExpertsOp op;
+    op.x = plain(x);
+    op.routing = plain(routing);
+    op.out = output(out, forms);
+    require(2 * op.x->width == op.out.buffer->width * op.routing->width,
+            "combine_experts: the widths do not fit");
     program_.add(op);
   }
 
@@ -265,14 +386,14 @@ class BoundProgram {
 
   void sample(int logits) {
     SampleOp op;
-    op.logits = buffer(logits);
+    op.logits = plain(logits);
     require(op.logits->width == program_.vocab_size(), "sample: not as wide as the vocabulary");
     program_.add(op);
   }
 
   // The rows of a plain buffer, [capacity, width], as the last step left them.
   nb::ndarray<nb::numpy, float, nb::ndim<2>> rows(nb::handle self, int index) {
-    const Buffer* b = buffer(index);
+    const Buffer* b = plain(index);
     return nb::ndarray<nb::numpy, float, nb::ndim<2>>(
         b->plain, {static_cast<size_t>(b->capacity), static_cast<size_t>(b->width)}, self);
   }
@@ -336,16 +457,21 @@ class BoundProgram {
     std::vector<KVGroup> groups;
     for (size_t i = 0; i < data.size(); ++i) {
       const std::vector<int>& s = shapes[i];
-      require(s.size() == 6, "a KV shape is layers, heads, head size, blocks, block size, is bf16");
+      require(s.size() == 6, "a KV shape is layers, heads, head size, blocks, block size, type");
       KVGroup kv;
       kv.num_layers = s[0];
       kv.num_kv_heads = s[1];
       kv.head_size = s[2];
       kv.num_blocks = s[3];
       kv.block_size = s[4];
-      kv.is_bf16 = s[5] != 0;
-      require(kv.head_size % 16 == 0 && kv.head_size <= kMaxHeadSize && kv.block_size % kKVTile == 0,
-              "KV heads and blocks come in multiples of 16");
+      require(s[5] >= 0 && s[5] <= static_cast<int>(KVType::kFp8), "a KV type that is not known");
+      kv.type = static_cast<KVType>(s[5]);
+      require(std::all_of(s.begin(), s.end() - 1, [](int n) { return n > 0; }),
+              "a KV shape must be positive");
+      require(kv.head_size % 16 == 0 && kv.head_size <= kMaxHeadSize,
+              "KV heads come in multiples of 16");
+      require(kv.block_size == 8 || kv.block_size % kKVTile == 0,
+              "KV blocks have 8 tokens or a multiple of 16");
       const size_t bytes = kv.block_bytes() * static_cast<size_t>(kv.num_blocks) *
                            static_cast<size_t>(kv.num_layers);
       require(data[i].size() >= bytes, "the KV cache is too small");
@@ -356,7 +482,16 @@ class BoundProgram {
   }
 
   const Buffer* buffer(int index) const { return buffers_.at(static_cast<size_t>(index)); }
-  Output output(int index, unsigned forms) const { return {buffer(index), forms}; }
+  const Buffer* plain(int index) const {
+    const Buffer* b = buffer(index);
+    require(b->plain != nullptr, "an op needs plain rows of a buffer that has none");
+    return b;
+  }
+  Output output(int index, unsigned forms) const {
+    const Buffer* b = buffer(index);
+    require((forms & ~b->forms()) == 0, "an op leaves forms that its buffer has no room for");
+    return {b, forms};
+  }
 
   PackedWeight keep(const Packed& packed) {
     kept_.emplace_back(nb::cast(packed.data));
@@ -437,6 +572,7 @@ class BoundProgram {
   Program program_;
   std::vector<MutableVector<uint8_t>> kv_data_;
   std::vector<const Buffer*> buffers_;
+  std::vector<const ExpertOrder*> orders_;
   std::vector<nb::object> kept_;
 };
 
@@ -448,14 +584,16 @@ NB_MODULE(_native, m) {
   m.def("allocate", &allocate, "num_bytes"_a);
   nb::class_<Arena>(m, "Arena").def(nb::init<>()).def("take", &Arena::take, "num_bytes"_a);
   m.def("best_isa", [](const std::string& limit) { return kernel_table(limit).name; }, "limit"_a);
-  m.def("packed_bytes", &packed_bytes, "weight_format"_a, "scales"_a, "rows"_a, "width"_a);
+  m.def("packed_bytes", &packed_bytes, "weight_format"_a, "scales"_a, "rows"_a, "width"_a,
+        "scale_groups"_a = 1);
   m.def("pack_integers", &pack_integers_into, "weight_format"_a, "scale_type"_a, "group_size"_a, "q"_a,
         "scales"_a, "offsets"_a.none(), "out"_a);
   m.def("pack_dense", &pack_dense_into, "weight_format"_a, "values"_a, "out"_a);
   nb::class_<Packed>(m, "Packed").def_prop_ro("num_bytes", [](const Packed& p) {
     return p.data.size();
   });
-  m.def("packed", &make_packed, "weight_format"_a, "scales"_a, "rows"_a, "width"_a, "data"_a);
+  m.def("packed", &make_packed, "weight_format"_a, "scales"_a, "rows"_a, "width"_a, "scale_groups"_a,
+        "data"_a);
   nb::class_<BoundProgram>(m, "Program")
       .def(nb::init<const std::string&, int, int, int, int, int, int,
                     const std::vector<MutableVector<uint8_t>>&,
@@ -470,13 +608,24 @@ NB_MODULE(_native, m) {
            "out_begin"_a, "out"_a, "forms"_a)
       .def("rope_store_kv", &BoundProgram::rope_store_kv, "qkv"_a, "group_id"_a, "layer_idx"_a,
            "num_heads"_a, "num_kv_heads"_a, "head_size"_a, "cos"_a, "sin"_a, "q_norm"_a.none(),
-           "k_norm"_a.none(), "eps"_a)
+           "k_norm"_a.none(), "eps"_a, "k_scale"_a, "v_scale"_a, "is_bf16"_a)
       .def("paged_attention", &BoundProgram::paged_attention, "qkv"_a, "group_id"_a, "layer_idx"_a,
            "num_heads"_a, "num_kv_heads"_a, "head_size"_a, "scale"_a, "window"_a, "softcap"_a,
-           "sinks"_a.none(), "out"_a, "forms"_a)
+           "sinks"_a.none(), "is_exact"_a, "out"_a, "forms"_a)
       .def("act_mul", &BoundProgram::act_mul, "x"_a, "activation"_a, "out"_a, "forms"_a)
       .def("gather_rows", &BoundProgram::gather_rows, "x"_a, "out"_a, "forms"_a)
       .def("form", &BoundProgram::form, "x"_a, "out"_a, "forms"_a)
+      .def("norm_columns", &BoundProgram::norm_columns, "x"_a, "begin"_a, "weight"_a, "eps"_a)
+      .def("add_scaled", &BoundProgram::add_scaled, "x"_a, "out"_a, "scale"_a)
+      .def("scale_logits", &BoundProgram::scale_logits, "logits"_a, "scale"_a, "softcap"_a)
+      .def("route", &BoundProgram::route, "logits"_a, "num_active"_a, "renormalizes"_a, "out"_a)
+      .def("add_expert_order", &BoundProgram::add_expert_order, "num_experts"_a, "num_active"_a)
+      .def("add_expert_rows", &BoundProgram::add_expert_rows, "width"_a, "num_active"_a, "forms"_a)
+      .def("sort_experts", &BoundProgram::sort_experts, "routing"_a, "order"_a)
+      .def("gather_experts", &BoundProgram::gather_experts, "x"_a, "order"_a, "out"_a, "forms"_a)
+      .def("grouped_linear", &BoundProgram::grouped_linear, "rows"_a, "order"_a, "matrices"_a,
+           "part_width"_a, "out"_a)
+      .def("combine_experts", &BoundProgram::combine_experts, "x"_a, "routing"_a, "out"_a, "forms"_a)
       .def("begin_tail", &BoundProgram::begin_tail)
       .def("sample", &BoundProgram::sample, "logits"_a)
       .def("rows", [](nb::handle self, int index) {

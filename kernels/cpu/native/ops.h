@@ -43,6 +43,9 @@ struct Buffer {
 
   int padded_width() const { return round_up(width, kGroup); }
   int groups() const { return padded_width() / kGroup; }
+  unsigned forms() const {
+    return (plain ? kPlain : 0u) | (int8 ? kInt8 : 0u) | (bf16 ? kBf16 : 0u) | (f32 ? kF32 : 0u);
+  }
   size_t int8_row_bytes() const { return static_cast<size_t>(padded_width()) + 12u * groups(); }
   size_t bf16_row_bytes() const { return 2u * static_cast<size_t>(padded_width()); }
   size_t f32_row_bytes() const { return 4u * static_cast<size_t>(padded_width()); }
@@ -54,16 +57,18 @@ struct Output {
   unsigned forms = 0;
 };
 
-enum class WeightFormat : int { kInt4, kInt8, kInt8Offset, kBf16, kF32 };
+enum class WeightFormat : int { kInt4, kInt8, kInt8Offset, kBf16, kF32, kFp8 };
 enum class ScaleType : int { kF16, kF32 };
 enum class Activation : int { kNone, kSilu, kGeluTanh };
 
-// A matrix in tiles of 32 outputs (packing.cpp): [tiles][groups or words][...].
+// A matrix in tiles of 32 outputs (packing.cpp): [tiles][groups or words][...]. An fp8 tile begins
+// with its scales, float32 [stretches of inputs][32]; pairs of codes follow, [width / 2][32][2].
 struct PackedWeight {
   WeightFormat format = WeightFormat::kF32;
   ScaleType scales = ScaleType::kF32;
   int rows = 0;   // outputs
   int width = 0;  // inputs, padded to groups of 32
+  int scale_groups = 1;  // of fp8: groups of 32 inputs that share a scale
   const uint8_t* data = nullptr;
 
   int tiles() const { return round_up(rows, kTileCols) / kTileCols; }
@@ -76,10 +81,21 @@ struct PackedWeight {
       case WeightFormat::kInt8Offset: return kTileCols * (kGroup + 2 * scale_bytes());
       case WeightFormat::kBf16: return size_t{kTileCols} * kGroup * 2;
       case WeightFormat::kF32: return size_t{kTileCols} * kGroup * 4;
+      case WeightFormat::kFp8: return size_t{kTileCols} * kGroup;
     }
     return 0;
   }
-  size_t tile_bytes() const { return group_bytes() * static_cast<size_t>(groups()); }
+  size_t fp8_scale_bytes() const {
+    if (format != WeightFormat::kFp8) return 0;
+    return sizeof(float) * kTileCols * static_cast<size_t>((groups() + scale_groups - 1) / scale_groups);
+  }
+  size_t tile_bytes() const {
+    return fp8_scale_bytes() + group_bytes() * static_cast<size_t>(groups());
+  }
+  // Of an fp8 tile in a thread's memory (fp8_tiles.h).
+  size_t unpacked_fp8_bytes() const {
+    return 64 + fp8_scale_bytes() + 2 * group_bytes() * static_cast<size_t>(groups());
+  }
 };
 
 struct EmbedOp {
@@ -121,6 +137,11 @@ struct RopeStoreOp {
   const float* q_norm = nullptr;
   const float* k_norm = nullptr;
   float norm_eps = 0.0f;
+  // Of an fp8 cache: the scales to store with, 0 for those of each token's own maximum, and whether
+  // the program holds K and V in bfloat16 before they are quantised.
+  float k_scale = 0.0f;
+  float v_scale = 0.0f;
+  bool is_bf16 = false;
 };
 
 struct AttentionOp {
@@ -134,6 +155,79 @@ struct AttentionOp {
   int window = 0;        // 0: no window
   float softcap = 0.0f;  // 0: none
   const float* sinks = nullptr;
+  bool is_exact = false;  // an fp8 cache is multiplied in float32, not in bfloat16
+  Output out;
+};
+
+struct NormColumnsOp {
+  const Buffer* x = nullptr;
+  int begin = 0;  // columns
+  int end = 0;
+  const float* weight = nullptr;
+  float eps = 0.0f;
+};
+
+struct AddScaledOp {
+  const Buffer* x = nullptr;
+  const Buffer* out = nullptr;
+  float scale = 1.0f;
+};
+
+struct ScaleLogitsOp {
+  const Buffer* logits = nullptr;
+  float scale = 1.0f;
+  float softcap = 0.0f;  // 0: none
+};
+
+// `out` is [T, 2 num_active]: ids, then weights.
+struct RouteOp {
+  const Buffer* logits = nullptr;
+  const Buffer* out = nullptr;
+  int num_active = 0;
+  bool renormalizes = false;
+};
+
+// The entries (token * num_active + rank) of a step, sorted by expert, then by themselves: those of
+// expert e are entries[starts[e]] to entries[starts[e + 1]].
+struct ExpertOrder {
+  int num_experts = 0;
+  int num_active = 0;
+  int32_t* starts = nullptr;   // [num_experts + 2], the last unused outside sorting
+  int32_t* entries = nullptr;  // [capacity * num_active]
+};
+
+struct SortExpertsOp {
+  const Buffer* routing = nullptr;
+  const ExpertOrder* order = nullptr;
+};
+
+// One row of `out` for each entry: the token's row of `x`, or its part for the entry's rank.
+struct GatherExpertsOp {
+  const Buffer* x = nullptr;
+  const ExpertOrder* order = nullptr;
+  Output out;
+};
+
+// Consecutive outputs of one part of one expert.
+struct ExpertMatrix {
+  PackedWeight weight;
+  int expert = 0;
+  int out_begin = 0;  // first column of `out`, of rank 0
+};
+
+struct GroupedLinearOp {
+  const Buffer* rows = nullptr;  // as gathered
+  const ExpertOrder* order = nullptr;
+  const ExpertMatrix* matrices = nullptr;
+  int num_matrices = 0;
+  int max_tiles = 0;   // of any matrix
+  int part_width = 0;  // columns from one rank to the next
+  const Buffer* out = nullptr;
+};
+
+struct CombineExpertsOp {
+  const Buffer* x = nullptr;
+  const Buffer* routing = nullptr;
   Output out;
 };
 
@@ -162,8 +256,11 @@ struct SampleOp {
   const VocabKernels* vocab = nullptr;
 };
 
-// The KV cache of one group: blocks of `block_size` tokens, per layer and KV head K then V.
-// K of 16 tokens: [head_size / p][16][p]; V: [16 / p][head_size][p]; p = 2 for bf16, 1 for f32.
+enum class KVType : int { kBf16, kF32, kFp8 };
+
+// The KV cache of one group: blocks of `block_size` tokens, per layer and KV head K then V, in tiles
+// of n = 16 tokens (8 in blocks of 8). K of a tile: [head_size / p][n][p]; V: [n / p][head_size][p];
+// p = 1 for f32, else 2. After an fp8 tile come the scales of its tokens, n bfloat16 numbers.
 struct KVGroup {
   uint8_t* data = nullptr;
   int num_layers = 0;
@@ -171,11 +268,17 @@ struct KVGroup {
   int head_size = 0;  // padded to a multiple of 16
   int num_blocks = 0;
   int block_size = 0;
-  bool is_bf16 = true;
+  KVType type = KVType::kBf16;
 
-  size_t item_bytes() const { return is_bf16 ? 2 : 4; }
-  size_t tile_bytes() const { return static_cast<size_t>(kKVTile) * head_size * item_bytes(); }
-  size_t head_bytes() const { return static_cast<size_t>(block_size / kKVTile) * tile_bytes(); }
+  int tile_len() const { return block_size < kKVTile ? block_size : kKVTile; }
+  // Whether attention can multiply tiles where they lie.
+  bool is_direct() const { return type != KVType::kFp8 && tile_len() == kKVTile; }
+  size_t item_bytes() const { return type == KVType::kFp8 ? 1 : type == KVType::kBf16 ? 2 : 4; }
+  size_t scales_begin() const { return static_cast<size_t>(tile_len()) * head_size * item_bytes(); }
+  size_t tile_bytes() const {
+    return scales_begin() + (type == KVType::kFp8 ? 2u * static_cast<size_t>(tile_len()) : 0u);
+  }
+  size_t head_bytes() const { return static_cast<size_t>(block_size / tile_len()) * tile_bytes(); }
   size_t block_bytes() const { return 2 * head_bytes() * num_kv_heads; }
   uint8_t* block(int layer, int block_id) const {
     return data + (static_cast<size_t>(layer) * num_blocks + block_id) * block_bytes();
@@ -333,6 +436,14 @@ struct KernelTable {
   Kernel<ActMulOp> act_mul;
   Kernel<GatherOp> gather_rows;
   Kernel<FormOp> form;
+  Kernel<NormColumnsOp> norm_columns;
+  Kernel<AddScaledOp> add_scaled;
+  Kernel<ScaleLogitsOp> scale_logits;
+  Kernel<RouteOp> route;
+  Kernel<SortExpertsOp> sort_experts;
+  Kernel<GatherExpertsOp> gather_experts;
+  Kernel<GroupedLinearOp> grouped_linear;
+  Kernel<CombineExpertsOp> combine_experts;
   VocabKernels vocab;
 };
 

@@ -112,15 +112,29 @@ Program::Program(const std::string& isa, int num_threads, Capacity capacity, int
       team_(num_threads) {
   require(kv_.size() <= kMaxGroups, "too many KV groups");
   // A row of adjusted logits, its candidates and their ids, or anything an op declares it needs.
-  const size_t scratch = std::max(kScratchBytes, 24 * static_cast<size_t>(vocab_size));
-  for (int i = 0; i < num_threads; ++i) scratch_.push_back(std::make_unique<Memory>(scratch));
+  scratch_.resize(static_cast<size_t>(num_threads));
+  claim_scratch(std::max(kScratchBytes, 24 * static_cast<size_t>(vocab_size)));
   tasks_.reserve(static_cast<size_t>(capacity_.max_tokens));
 }
 
+void Program::claim_scratch(size_t num_bytes) {
+  for (auto& memory : scratch_) {
+    if (!memory || memory->size() < num_bytes) memory = std::make_unique<Memory>(num_bytes);
+  }
+}
+
 const Buffer* Program::add_buffer(int width, bool has_logit_rows, unsigned forms) {
+  return add_rows(width, has_logit_rows ? capacity_.max_logit_rows : capacity_.max_tokens, forms);
+}
+
+const Buffer* Program::add_expert_rows(int width, int num_active, unsigned forms) {
+  return add_rows(width, capacity_.max_tokens * num_active, forms);
+}
+
+const Buffer* Program::add_rows(int width, int capacity, unsigned forms) {
   Buffer buffer;
   buffer.width = width;
-  buffer.capacity = has_logit_rows ? capacity_.max_logit_rows : capacity_.max_tokens;
+  buffer.capacity = capacity;
   const auto claim = [&](unsigned form, size_t row_bytes) -> uint8_t* {
     if (!(forms & form)) return nullptr;
     memory_.push_back(std::make_unique<Memory>(row_bytes * static_cast<size_t>(buffer.capacity)));
@@ -134,6 +148,26 @@ const Buffer* Program::add_buffer(int width, bool has_logit_rows, unsigned forms
   return &buffers_.back();
 }
 
+const ExpertOrder* Program::add_expert_order(int num_experts, int num_active) {
+  const size_t starts = static_cast<size_t>(num_experts) + 2;
+  const size_t entries = static_cast<size_t>(capacity_.max_tokens) * static_cast<size_t>(num_active);
+  memory_.push_back(std::make_unique<Memory>(sizeof(int32_t) * (starts + entries)));
+  auto* memory = reinterpret_cast<int32_t*>(memory_.back()->data());
+  expert_orders_.push_back({num_experts, num_active, memory, memory + starts});
+  return &expert_orders_.back();
+}
+
+void Program::add(GroupedLinearOp op, std::vector<ExpertMatrix> matrices) {
+  for (const ExpertMatrix& m : matrices) {
+    op.max_tiles = std::max(op.max_tiles, m.weight.tiles());
+    if (m.weight.format == WeightFormat::kFp8) claim_scratch(m.weight.unpacked_fp8_bytes());
+  }
+  op.matrices = matrices.data();
+  op.num_matrices = static_cast<int>(matrices.size());
+  expert_matrices_.push_back(std::move(matrices));
+  append(op, kernels_.grouped_linear);
+}
+
 size_t Program::num_bytes() const {
   size_t total = partials_ ? partials_->size() : 0;
   for (const auto& memory : memory_) total += memory->size();
@@ -144,6 +178,12 @@ size_t Program::num_bytes() const {
 void Program::add(const EmbedOp& op) {
   num_embeddings_ = std::min(num_embeddings_, op.table.rows);
   append(op, kernels_.embed);
+}
+
+void Program::add(const LinearOp& op) {
+  // A tile, or the pair of a fused activation.
+  if (op.weight.format == WeightFormat::kFp8) claim_scratch(2 * op.weight.unpacked_fp8_bytes());
+  append(op, kernels_.linear);
 }
 
 void Program::add(const RopeStoreOp& op) {
@@ -165,6 +205,9 @@ void Program::add(const AttentionOp& op) {
   }
   const size_t counters = static_cast<size_t>(4 * team_.size() + max_kv_heads_);
   if (splits_done_.size() < counters) splits_done_ = std::vector<std::atomic<int>>(counters);
+  const KVGroup& kv = kv_[static_cast<size_t>(op.group_id)];
+  // Keys and values of one split in words of four bytes, and their scales.
+  if (!kv.is_direct()) claim_scratch(kScratchBytes + 8u * kSplitLen * static_cast<size_t>(kv.head_size + 1));
   append(op, kernels_.paged_attention);
 }
 
@@ -235,6 +278,8 @@ void Program::check_sampling(const Step& step) const {
     require(rows.target_ids[l] < vocab_size_, "target_ids beyond the vocabulary");
     require(rows.num_logprobs[l] <= step.num_top, "num_logprobs beyond the result's width");
     require(rows.temperature[l] >= 0.0f, "a temperature is negative");
+    require(rows.top_p[l] > 0.0f, "a top_p is not positive");
+    require(rows.min_p[l] >= 0.0f && rows.min_p[l] <= 1.0f, "a min_p is not from 0 to 1");
     if (rows.mask_idx) require(rows.mask_idx[l] < rows.num_masks, "mask_idx beyond the masks");
   }
   for (const SparseRows* sparse : {&rows.counts, &rows.bias}) {

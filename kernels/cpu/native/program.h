@@ -54,15 +54,27 @@ class Program {
   // Rows are the step's tokens, or logit rows. The buffer lives as long as the program.
   const Buffer* add_buffer(int width, bool has_logit_rows, unsigned forms);
 
+  // Room for the entries of a step and for a row of each, which live as long as the program.
+  const ExpertOrder* add_expert_order(int num_experts, int num_active);
+  const Buffer* add_expert_rows(int width, int num_active, unsigned forms);
+
   // Ops after the first gather are the head, run once per slice of logit rows.
   void add(const EmbedOp& op);
   void add(const RmsNormOp& op) { append(op, kernels_.rms_norm); }
-  void add(const LinearOp& op) { append(op, kernels_.linear); }
+  void add(const LinearOp& op);
   void add(const RopeStoreOp& op);
   void add(const AttentionOp& op);
   void add(const ActMulOp& op) { append(op, kernels_.act_mul); }
   void add(const GatherOp& op);
   void add(const FormOp& op) { append(op, kernels_.form); }
+  void add(const NormColumnsOp& op) { append(op, kernels_.norm_columns); }
+  void add(const AddScaledOp& op) { append(op, kernels_.add_scaled); }
+  void add(const ScaleLogitsOp& op) { append(op, kernels_.scale_logits); }
+  void add(const RouteOp& op) { append(op, kernels_.route); }
+  void add(const SortExpertsOp& op) { append(op, kernels_.sort_experts); }
+  void add(const GatherExpertsOp& op) { append(op, kernels_.gather_experts); }
+  void add(GroupedLinearOp op, std::vector<ExpertMatrix> matrices);
+  void add(const CombineExpertsOp& op) { append(op, kernels_.combine_experts); }
   void add(SampleOp op);
 
   // Body ops from here on matter only for the rows whose logits are wanted.
@@ -84,6 +96,8 @@ class Program {
     (has_head_ ? head_ : body_).push_back(Node{std::move(run)});
   }
 
+  const Buffer* add_rows(int width, int capacity, unsigned forms);
+  void claim_scratch(size_t num_bytes);
   void check(const Step& step) const;
   void check_requests(const Step& step) const;
   void check_group(const Step& step, int group_id) const;
@@ -99,6 +113,8 @@ class Program {
   const int vocab_size_;
   const std::vector<KVGroup> kv_;
   std::deque<Buffer> buffers_;
+  std::deque<ExpertOrder> expert_orders_;
+  std::deque<std::vector<ExpertMatrix>> expert_matrices_;
   std::vector<std::unique_ptr<Memory>> memory_;
   std::vector<Node> body_;
   std::vector<Node> head_;

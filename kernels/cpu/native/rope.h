@@ -11,35 +11,101 @@ HASTEN_INLINE void rotate(float* head, const float* cos, const float* sin, int h
   });
 }
 
-// A head in bfloat16; the last vector is rounded with zeros behind it.
+// One token's K into its tile: `Item`s side by side in twos (or singly) and across tokens.
+template <int kPack, class Item>
+HASTEN_INLINE void scatter_k(uint8_t* tile, int tile_len, int token, const Item* k, int size) {
+  auto* to = reinterpret_cast<Item*>(tile) + token * kPack;
+  for (int d = 0; d < size; d += kPack) {
+    std::memcpy(to + d * tile_len, k + d, sizeof(Item) * kPack);
+  }
+}
+
+template <int kPack, class Item>
+HASTEN_INLINE void scatter_v(uint8_t* tile, int padded, int token, const Item* v, int size) {
+  auto* to = reinterpret_cast<Item*>(tile) + token / kPack * padded * kPack + token % kPack;
+  for (int d = 0; d < size; ++d) to[kPack * d] = v[d];
+}
+
+// The last vector is rounded with zeros behind it.
 HASTEN_INLINE void head_to_bf16(const float* head, int size, uint16_t* to) {
   for_vectors(size, [&](int i, int count) { store_bf16(to + i, load_upto(head + i, count)); });
 }
 
-HASTEN_INLINE void store_k(uint8_t* tile, int token, const float* k, int size, bool is_bf16) {
-  if (is_bf16) {
-    alignas(64) uint16_t halves[kMaxHeadSize];
-    head_to_bf16(k, size, halves);
-    auto* to = reinterpret_cast<uint32_t*>(tile) + token;
-    for (int d = 0; d < size; d += 2) std::memcpy(&to[d / 2 * kKVTile], halves + d, 4);
-  } else {
-    auto* to = reinterpret_cast<float*>(tile);
-    for (int d = 0; d < size; ++d) to[d * kKVTile + token] = k[d];
-  }
+// max |x|, or NaN where a number is not finite.
+HASTEN_INLINE float largest_magnitude(const float* x, int size) {
+  I16x top = izero();
+  for_vectors(size, [&](int i, int count) {
+    top = imax(top, as_int(load_upto(x + i, count)) & isplat(0x7FFFFFFF));
+  });
+  const int32_t bits = reduce_imax(top);
+  float largest;
+  std::memcpy(&largest, &bits, sizeof largest);
+  return bits < 0x7F800000 ? largest : __builtin_nanf("");
 }
 
-HASTEN_INLINE void store_v(uint8_t* tile, int token, const float* v, int size, int padded,
-                           bool is_bf16) {
+// Codes of one head and, returned in bfloat16, their scale: `given`, or max |x| / 448 (1 for 0).
+HASTEN_INLINE uint16_t head_to_fp8(const float* head, int size, float given, bool is_bf16,
+                                   uint8_t* codes) {
+  alignas(64) float values[kMaxHeadSize];
+  std::memcpy(values, head, sizeof(float) * static_cast<size_t>(size));
   if (is_bf16) {
     alignas(64) uint16_t halves[kMaxHeadSize];
-    head_to_bf16(v, size, halves);
-    auto* to = reinterpret_cast<uint16_t*>(tile) + token / 2 * padded * 2 + token % 2;
-    for (int d = 0; d < size; ++d) to[2 * d] = halves[d];
-  } else {
-    std::memcpy(reinterpret_cast<float*>(tile) + token * padded, v,
-                sizeof(float) * static_cast<size_t>(size));
+    head_to_bf16(head, size, halves);
+    for (int i = 0; i < size; ++i) values[i] = from_bf16(halves[i]);
   }
+  uint16_t stored = to_bf16(given > 0.0f ? given : largest_magnitude(values, size) / kE4m3Max);
+  if (stored == 0) stored = to_bf16(1.0f);
+  const F16x scale = splat(from_bf16(stored));
+  for_vectors(size, [&](int i, int count) {
+    store_i8(reinterpret_cast<int8_t*>(codes) + i, encode_e4m3(load_upto(values + i, count) / scale));
+  });
+  return stored;
 }
+
+// K and V of one token and head into the cache.
+class KVWriter {
+ public:
+  KVWriter(const RopeStoreOp& op, const KVGroup& kv, int slot)
+      : op_(op),
+        kv_(kv),
+        block_(slot / kv.block_size),
+        tile_(slot % kv.block_size / kv.tile_len()),
+        token_(slot % kv.block_size % kv.tile_len()) {}
+
+  void write(int head, const float* k, const float* v) const {
+    uint8_t* k_tile = kv_.k_tile(op_.layer_idx, head, block_, tile_);
+    uint8_t* v_tile = kv_.v_tile(op_.layer_idx, head, block_, tile_);
+    if (kv_.type == KVType::kF32) {
+      scatter<1>(k_tile, v_tile, k, v);
+    } else if (kv_.type == KVType::kBf16) {
+      alignas(64) uint16_t k_halves[kMaxHeadSize], v_halves[kMaxHeadSize];
+      head_to_bf16(k, op_.head_size, k_halves);
+      head_to_bf16(v, op_.head_size, v_halves);
+      scatter<2>(k_tile, v_tile, k_halves, v_halves);
+    } else {
+      alignas(64) uint8_t k_codes[kMaxHeadSize], v_codes[kMaxHeadSize];
+      set_scale(k_tile, head_to_fp8(k, op_.head_size, op_.k_scale, op_.is_bf16, k_codes));
+      set_scale(v_tile, head_to_fp8(v, op_.head_size, op_.v_scale, op_.is_bf16, v_codes));
+      scatter<2>(k_tile, v_tile, k_codes, v_codes);
+    }
+  }
+
+ private:
+  template <int kPack, class Item>
+  HASTEN_INLINE void scatter(uint8_t* k_tile, uint8_t* v_tile, const Item* k, const Item* v) const {
+    scatter_k<kPack>(k_tile, kv_.tile_len(), token_, k, op_.head_size);
+    scatter_v<kPack>(v_tile, kv_.head_size, token_, v, op_.head_size);
+  }
+  void set_scale(uint8_t* tile, uint16_t scale) const {
+    reinterpret_cast<uint16_t*>(tile + kv_.scales_begin())[token_] = scale;
+  }
+
+  const RopeStoreOp& op_;
+  const KVGroup& kv_;
+  const int block_;
+  const int tile_;
+  const int token_;
+};
 
 inline void rope_store_kv(const RopeStoreOp& op, const Step& step, const Share& share) {
   const KVGroup& kv = step.kv[op.group_id];
@@ -55,14 +121,11 @@ inline void rope_store_kv(const RopeStoreOp& op, const Step& step, const Share& 
       if (op.q_norm != nullptr) normalize(head, op.q_norm, size, op.norm_eps, head);
       rotate(head, cos, sin, half);
     }
-    const int block = slots[t] / kv.block_size, offset = slots[t] % kv.block_size;
-    const int tile = offset / kKVTile, token = offset % kKVTile;
+    const KVWriter writer(op, kv, slots[t]);
     for (int h = 0; h < op.num_kv_heads; ++h, head += size) {
       if (op.k_norm != nullptr) normalize(head, op.k_norm, size, op.norm_eps, head);
       rotate(head, cos, sin, half);
-      const float* v = head + op.num_kv_heads * size;
-      store_k(kv.k_tile(op.layer_idx, h, block, tile), token, head, size, kv.is_bf16);
-      store_v(kv.v_tile(op.layer_idx, h, block, tile), token, v, size, kv.head_size, kv.is_bf16);
+      writer.write(h, head, head + op.num_kv_heads * size);
     }
   }
 }

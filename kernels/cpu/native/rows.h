@@ -74,7 +74,9 @@ inline void dense_row(const PackedWeight& w, int row, float* out) {
 }
 
 inline void weight_row(const PackedWeight& w, int row, float* out) {
-  if (w.format == WeightFormat::kBf16 || w.format == WeightFormat::kF32) {
+  if (w.format == WeightFormat::kFp8) {
+    fp8_row(w, row, out);
+  } else if (w.format == WeightFormat::kBf16 || w.format == WeightFormat::kF32) {
     dense_row(w, row, out);
   } else if (w.scales == ScaleType::kF16) {
     dequantize_row<true>(w, row, out);

@@ -40,8 +40,7 @@ class RowSampler {
         memory_(share.scratch) {}
 
   void run() {
-    if (!vocab_.largest(logits_, size_, &largest_, &largest_token_)) {
-      step_.failed_row->store(row_, std::memory_order_relaxed);
+    if (!find_largest()) {
       step_.out_token_ids[row_] = 0;
       return;
     }
@@ -59,12 +58,19 @@ class RowSampler {
   }
 
  private:
+  // False, and the step fails, where a logit is not a number.
+  bool find_largest() {
+    if (vocab_.largest(logits_, size_, &largest_, &largest_token_)) return true;
+    step_.failed_row->store(row_, std::memory_order_relaxed);
+    return false;
+  }
+
   // Adjusted logits go beside the raw ones, which the chosen token's log-probability needs.
-  void adjust() {
+  bool adjust() {
     const bool has_counts = rows_.counts.starts && begin(rows_.counts) < end(rows_.counts);
     const bool has_bias = rows_.bias.starts && begin(rows_.bias) < end(rows_.bias);
     const int mask = rows_.mask_idx ? rows_.mask_idx[row_] : -1;
-    if (!has_counts && !has_bias && mask < 0) return;
+    if (!has_counts && !has_bias && mask < 0) return true;
     auto* adjusted = reinterpret_cast<float*>(memory_);
     memory_ += sizeof(float) * static_cast<size_t>(size_);
     std::copy_n(raw_, size_, adjusted);
@@ -79,7 +85,7 @@ class RowSampler {
       vocab_.forbid(adjusted, size_, rows_.masks + static_cast<size_t>(mask) * rows_.mask_words);
     }
     logits_ = adjusted;
-    vocab_.largest(logits_, size_, &largest_, &largest_token_);
+    return find_largest();
   }
 
   // Masks are rarely late, and then by microseconds: sleeping leaves the processor to their writer.
@@ -102,7 +108,7 @@ class RowSampler {
   }
 
   int choose() {
-    adjust();
+    if (!adjust()) return 0;
     temperature_ = rows_.temperature[row_];
     if (temperature_ == 0.0f || largest_ == kNegativeInfinity) return largest_token_;
     key_ = {rows_.seeds[row_], rows_.positions[row_], rows_.sample_idx[row_]};

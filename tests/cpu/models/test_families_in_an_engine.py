@@ -36,10 +36,12 @@ NAMES = (
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_answers_have_the_log_probabilities_of_transformers(name: str, tmp_path: Path) -> None:
+def test_answers_have_the_log_probabilities_of_transformers(
+    name: str, kernels: str, tmp_path: Path
+) -> None:
     theirs = save_tiny_model(name, tmp_path)
     model = load_model(str(tmp_path))
-    bench = Workbench.make(model, "reference", DType.F32, num_blocks=64, max_model_len=128)
+    bench = Workbench.make(model, kernels, DType.F32, num_blocks=64, max_model_len=128)
     random = np.random.default_rng(4)
     stem = random.integers(3, 20, 33).tolist()
     prompts = [stem + random.integers(3, 20, length).tolist() for length in (1, 14, 30)]

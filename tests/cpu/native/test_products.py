@@ -10,7 +10,14 @@ from hasten.kernels.backend import KVPlan
 from hasten.kernels.cpu import CpuBackend, LinearInputs
 from hasten.kernels.dtypes import DType
 from hasten.kernels.program import Buffer, Capacity, Program, Rows, WeightName
-from hasten.kernels.weights import DenseWeight, GroupedIntWeight, StackedWeight, Weight
+from hasten.kernels.weights import (
+    DenseWeight,
+    Fp8Weight,
+    GroupedIntWeight,
+    StackedWeight,
+    Weight,
+)
+from ml_dtypes import bfloat16, float8_e4m3fn
 
 from tests.helpers.flat_steps import Part, Sequences
 
@@ -46,12 +53,23 @@ def random_integers(
     )
 
 
+def random_fp8(rows: int, width: int, block: tuple[int, int]) -> Fp8Weight:
+    rng = np.random.default_rng(8)
+    data = rng.normal(0, 60, (rows, width)).clip(-448, 448)
+    data[0] /= 4096  # numbers below the smallest normal one, 2^-6
+    scale = rng.uniform(0.01, 0.1, (-(-rows // block[0]), -(-width // block[1])))
+    return Fp8Weight(data.astype(float8_e4m3fn), scale.astype(np.float32), block)
+
+
 def weights_of_all_formats(rows: int, width: int) -> dict[str, Weight]:
     rng = np.random.default_rng(7)
     dense = rng.normal(size=(rows, width)).astype(np.float32)
     made: dict[str, Weight] = {
         "float32": DenseWeight(dense),
         "float16": DenseWeight(dense.astype(np.float16)),
+        "fp8, a scale per row": random_fp8(rows, width, (1, width)),
+        "fp8, a scale for all": random_fp8(rows, width, (rows, width)),
+        "fp8, blocks": random_fp8(rows, width, (16, 32)),
     }
     if width % 32 == 0:
         made["int4"] = random_integers(rng, 4, rows, width, 32, offset=True)
@@ -65,6 +83,14 @@ def weights_of_all_formats(rows: int, width: int) -> dict[str, Weight]:
             4, width, wide.q, scale, offset.astype(np.float32)
         )
     return made
+
+
+def fp8_tables() -> dict[str, Weight]:
+    return {
+        "a scale per row": random_fp8(70, 200, (1, 200)),
+        "blocks of 128": random_fp8(70, 200, (128, 128)),
+        "blocks of 32 inputs": random_fp8(70, 200, (1, 32)),
+    }
 
 
 def embedded(program: Program, width: int, dtype: DType) -> Buffer:
@@ -116,6 +142,24 @@ def test_integer_products_match_the_oracle_at_any_number_of_rows(
         for count in ROW_COUNTS:
             rows = run_taps(backend, program, weights, list(range(count)))
             np.testing.assert_array_equal(rows, whole[:count], err_msg=f"{name}, {count} rows")
+
+
+@pytest.mark.parametrize("name", fp8_tables())
+def test_fp8_products_match_the_oracle_at_any_number_of_rows(isa: str, name: str) -> None:
+    weight = fp8_tables()[name]
+    x = np.random.default_rng(11).normal(size=(NUM_ROWS, 200)).astype(bfloat16).astype(np.float32)
+    program = Program(NUM_ROWS, ())
+    out = program.buffer("y", Rows.TOKENS, 70, DType.BF16)
+    program.add(ops.Linear(embedded(program, 200, DType.BF16), WEIGHT, out))
+    program.tap("out", out)
+    weights: dict[WeightName, Weight] = {TABLE: DenseWeight(x), WEIGHT: weight}
+    want = x.astype(np.float64) @ weight.dequantize().astype(np.float64).T
+    backend = CpuBackend(2, isa=isa)
+    whole = run_taps(backend, program, weights, list(range(NUM_ROWS)))
+    np.testing.assert_allclose(whole, want, atol=3e-6 * np.abs(want).max())
+    for count in ROW_COUNTS:
+        rows = run_taps(backend, program, weights, list(range(count)))
+        np.testing.assert_array_equal(rows, whole[:count], err_msg=f"{count} rows")
 
 
 @pytest.mark.parametrize("dtype", [DType.BF16, DType.F32])
