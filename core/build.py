@@ -22,9 +22,10 @@ import numpy as np
 from hasten.core.blocks import BlockManager
 from hasten.core.drafter import FEATURE_BYTES, compile_drafters, join_kv_groups, load_drafters
 from hasten.core.engine import Engine, EngineParts
-from hasten.core.host import available_memory_bytes
+from hasten.core.host import available_memory_bytes, release_free_memory
 from hasten.core.latency import FirstTokenBudget, ItlBudget, StepTimeModel
 from hasten.core.loading import load_model
+from hasten.core.loading.cache import cache_folder
 from hasten.core.memory import GroupSize, MemoryDemand, MemoryPlan, activation_bytes, plan_memory
 from hasten.core.messages import EngineReady
 from hasten.core.models.kv_probe import NUM_PROBE_TOKENS, probe_kv
@@ -38,6 +39,7 @@ from hasten.core.step_profile import profile
 from hasten.core.validation import ModelLimits
 from hasten.core.wait import WaitForecast
 from hasten.kernels.backend import (
+    KeepsPackedWeights,
     KVPlan,
     UnsupportedOpError,
     available_backends,
@@ -101,6 +103,7 @@ class ModelBinding:
     activation_dtype: DType
     kv_format: KVFormat
     program: Program
+    linear_inputs: str = ""  # what integer weights are multiplied with, where a backend chooses
     notes: tuple[str, ...] = ()
     drafters: tuple[DrafterModel, ...] = ()
 
@@ -114,7 +117,8 @@ class ModelBinding:
         if kv_dtype is DType.FP8_E4M3:
             kv_format, notes = _probe_fp8_cache(model, backend, activations)
         program = model.build_program(activations, kv_format)
-        return cls(model, backend, activations, kv_format, program, notes)
+        inputs = options.execution.cpu_activations if backend.name == "cpu" else ""
+        return cls(model, backend, activations, kv_format, program, inputs, notes)
 
     @classmethod
     def load(cls, options: EngineOptions) -> ModelBinding:
@@ -130,10 +134,13 @@ class ModelBinding:
             max_model_len=options.model.max_model_len,
             model_impl=options.model.model_impl,
         )
-        kernels = options.execution.kernels
+        execution = options.execution
+        kernels = execution.kernels
         notes: list[str] = []
         for name in available_backends() if kernels == "auto" else (kernels,):
-            backend = get_backend(name, options.execution.num_threads)
+            backend = get_backend(name, execution.num_threads, execution.cpu_activations)
+            if isinstance(backend, KeepsPackedWeights):
+                backend.keep_packed(cache_folder() / "packed" / model.content_hash)
             binding = cls.resolve(model, backend, options)
             reason = first_refusal(backend, binding.program, model.weights)
             if reason is None:
@@ -167,6 +174,7 @@ class ModelBinding:
             "kernels": self.backend.name,
             "activations": self.activation_dtype.value,
             "kv_cache": self.kv_format.key,
+            "linear_inputs": self.linear_inputs,
         }
 
 
@@ -209,6 +217,7 @@ def build_engine(
     # long as they take, need not walk over it.
     gc.collect()
     gc.freeze()
+    release_free_memory()
     return engine
 
 

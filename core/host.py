@@ -1,10 +1,11 @@
-"""What this machine gives: memory that is free for us.
+"""What this machine gives: memory that is free for us, and giving back what we no longer need.
 
 Exercised by `pytest tests/unit/core/test_host.py`.
 """
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 
 import psutil
@@ -22,6 +23,17 @@ def available_memory_bytes(cgroup: Path = CGROUP) -> int:
     if limit is None or used is None:
         return free
     return max(0, min(free, limit - used))
+
+
+def release_free_memory() -> None:
+    """Return freed memory to the system, which the C library keeps for itself otherwise.
+
+    After a model is loaded, that is as much as its weights were. Does nothing where the C library
+    is not glibc.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _read_bytes(path: Path) -> int | None:

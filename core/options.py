@@ -135,6 +135,11 @@ class ExecutionOptions:
 
     kernels: str = option("auto", "backend of the ops", ("auto", "cpu", "reference"))
     num_threads: int | None = option(None, "CPU threads; default: the cores of this machine")
+    cpu_activations: str = option(
+        "int8",
+        "what kernels cpu multiply int4 and int8 weights with: int8 (fast), bf16 (more exact)",
+        ("int8", "bf16"),
+    )
     tensor_parallel_size: int = option(1, "devices that share each layer")
 
     def __post_init__(self) -> None:

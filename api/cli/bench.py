@@ -71,7 +71,8 @@ def latency(json_path: Path | None, **values: Any) -> None:
     from rich.console import Console
 
     try:
-        backend = get_backend(engine.execution.kernels, engine.execution.num_threads)
+        execution = engine.execution
+        backend = get_backend(execution.kernels, execution.num_threads, execution.cpu_activations)
         rows = list(measure_latency(BenchEngine(engine), options, backend))
         write_json(json_path, rows)
     except (ValueError, OSError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hasten.core.host import available_memory_bytes
+from hasten.core.host import available_memory_bytes, release_free_memory
 
 
 def test_a_container_limit_is_kept(tmp_path: Path) -> None:
@@ -26,3 +26,8 @@ def test_without_a_limit_the_machine_decides(tmp_path: Path, limit: str | None) 
         (tmp_path / "memory.max").write_text(limit)
         (tmp_path / "memory.current").write_text("5\n")
     assert available_memory_bytes(tmp_path) > 0
+
+
+def test_giving_memory_back_can_be_repeated() -> None:
+    for _ in range(2):
+        release_free_memory()
