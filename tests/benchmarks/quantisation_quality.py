@@ -57,6 +57,10 @@ class Totals:
         self.same_top.append(base.top_ids == found.top_ids)
         self.surprise.append(base.token_logprobs - found.token_logprobs)
 
+    @property
+    def mean_kl(self) -> float:
+        return float(np.concatenate(self.kl).mean())
+
     def line(self, name: str) -> str:
         kl, same = np.concatenate(self.kl), np.concatenate(self.same_top)
         ratio = np.exp(np.concatenate(self.surprise).mean())
@@ -78,7 +82,8 @@ def served(options: EngineOptions) -> Maker:
             quantization=wanted.quantization,
             quantize_lm_head=wanted.quantize_lm_head,
         )
-        backend = get_backend(options.execution.kernels, options.execution.num_threads)
+        execution = options.execution
+        backend = get_backend(execution.kernels, execution.num_threads, execution.cpu_activations)
         return served_reader(ModelBinding.resolve(model, backend, options))
 
     return make
@@ -123,7 +128,7 @@ def served_makers(checkpoints: dict[str, str], kernels: str, dtype: str) -> dict
     }
 
 
-def measure(makers: dict[str, Maker], num_tokens: int, only: list[str]) -> None:
+def measure(makers: dict[str, Maker], num_tokens: int, only: list[str]) -> dict[str, Totals]:
     """Print a table of the schemes in `only`, or all, beside the baseline."""
     ids = load_tokenizer("embedded").encode(TEXT.read_text(encoding="utf-8"))[:num_tokens]
     windows = [tuple(ids[at : at + WINDOW_LEN]) for at in range(0, len(ids), WINDOW_LEN)]
@@ -139,6 +144,7 @@ def measure(makers: dict[str, Maker], num_tokens: int, only: list[str]) -> None:
     console.print("| scheme | KL (nats) | top-1 agreement | perplexity ratio |\n|---|---|---|---|")
     for name, total in totals.items():
         console.print(total.line(name))
+    return totals
 
 
 def main() -> None:
