@@ -39,7 +39,7 @@ from hasten.core.step_profile import profile
 from hasten.core.validation import ModelLimits
 from hasten.core.wait import WaitForecast
 from hasten.kernels.backend import (
-    KeepsPackedWeights,
+    KeptWeights,
     KVPlan,
     UnsupportedOpError,
     available_backends,
@@ -134,13 +134,13 @@ class ModelBinding:
             max_model_len=options.model.max_model_len,
             model_impl=options.model.model_impl,
         )
+        kept = KeptWeights(model.weights, cache_folder() / "packed" / model.content_hash)
+        model = replace(model, weights=kept)
         execution = options.execution
         kernels = execution.kernels
         notes: list[str] = []
         for name in available_backends() if kernels == "auto" else (kernels,):
             backend = get_backend(name, execution.num_threads, execution.cpu_activations)
-            if isinstance(backend, KeepsPackedWeights):
-                backend.keep_packed(cache_folder() / "packed" / model.content_hash)
             binding = cls.resolve(model, backend, options)
             reason = first_refusal(backend, binding.program, model.weights)
             if reason is None:
@@ -213,6 +213,7 @@ def build_engine(
     for line in (*binding.notes, *plan.lines(), phases.line()):
         report(line)
     engine = Engine(parts)
+    del binding  # and with it the weights, from which the executables made their own
     # What exists now lives as long as the engine: collections, which stop every stream for as
     # long as they take, need not walk over it.
     gc.collect()

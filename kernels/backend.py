@@ -7,7 +7,7 @@ None or the reason it cannot take an op; compiling refuses a program with such a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -105,13 +105,15 @@ class Backend(Protocol):
         ...
 
 
-@runtime_checkable
-class KeepsPackedWeights(Protocol):
-    """A backend that lays weights out anew, and can keep what it made."""
+class KeptWeights(dict["WeightName", "Weight"]):
+    """The weights of one checkpoint, and a folder for what backends make of just these.
 
-    def keep_packed(self, folder: Path) -> None:
-        """Use what `folder`, that of one set of weights, holds; put there what it lacks."""
-        ...
+    Bound to each other, because a name says little: a drafter's weights have the same ones.
+    """
+
+    def __init__(self, weights: Mapping[WeightName, Weight], folder: Path) -> None:
+        super().__init__(weights)
+        self.folder = folder
 
 
 def first_refusal(

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from hasten.kernels import ops
-from hasten.kernels.backend import UnsupportedOpError
+from hasten.kernels.backend import KeptWeights, UnsupportedOpError
 from hasten.kernels.cpu.lowering import Lowering, parts_of, weight_format
 from hasten.kernels.cpu.packed_file import PackedFile
 from hasten.kernels.cpu.packing import GROUP, INPUT_FORMS, integer_format
@@ -31,7 +31,6 @@ from hasten.kernels.weights import StackedWeight
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     import numpy.typing as npt
     from hasten.kernels.backend import KVCache, KVPlan
@@ -84,12 +83,7 @@ class CpuBackend:
         self._native = _native
         self.num_threads = num_threads or len(os.sched_getaffinity(0))
         self.linear_inputs = linear_inputs
-        self._kept_folder: Path | None = None
         self.isa = _native.best_isa(os.environ.get(ISA_VARIABLE, "") if isa is None else isa)
-
-    def keep_packed(self, folder: Path) -> None:
-        """Keep packed weights in `folder`, that of one set of weights, for later starts."""
-        self._kept_folder = folder
 
     @property
     def activation_dtypes(self) -> tuple[DType, ...]:
@@ -169,7 +163,7 @@ class CpuBackend:
                 for spec, blocks in zip(kv_cache.plan.groups, kv_cache.plan.num_blocks, strict=True)
             ],
         )
-        kept = None if self._kept_folder is None else PackedFile(self._kept_folder, self.isa)
+        kept = PackedFile(weights.folder, self.isa) if isinstance(weights, KeptWeights) else None
         lowering = Lowering(
             program,
             weights,

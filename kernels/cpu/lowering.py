@@ -92,8 +92,9 @@ class Lowering:
         fused = self._fusions()
         needs = [self._needs(index, fused) for index in range(len(self.program.ops))]
         self._add_buffers(needs, fused)
+        tail_begin = self._tail_begin()
         for index, op in enumerate(self.program.ops):
-            if index == self._tail_begin():
+            if index == tail_begin:
                 self.target.begin_tail()
             if index - 1 not in fused:
                 self._lower(op, needs, index, fused)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 from hasten.core.loading import LoadedModel
 from hasten.core.prompt_batch import PromptChunk, PromptLayout
+from hasten.kernels.backend import KeptWeights
 from hasten.kernels.cpu import CpuBackend, packed_file, packing
 from hasten.kernels.cpu import lowering as lowering_module
 from hasten.kernels.dtypes import DType
 from hasten.kernels.program import Capacity
+from hasten.kernels.weights import Matrix
 
 from tests.helpers.random_models import random_model, tiny_config
 
@@ -33,7 +36,7 @@ def packs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     shapes: list[tuple[int, ...]] = []
 
     def counting_pack(
-        weight: packing.Matrix, target: packing.WeightFormat, arena: packing.Arena
+        weight: Matrix, target: packing.WeightFormat, arena: Any
     ) -> packing.PackedMatrix:
         shapes.append(weight.shape)
         return packing.pack(weight, target, arena)
@@ -52,13 +55,13 @@ def start(model: LoadedModel, make_backend: Callable[..., CpuBackend], tmp_path:
 
     def compile_and_run(dtype: DType = DType.BF16) -> F32:
         backend = make_backend(1)
-        backend.keep_packed(tmp_path / "packed")
         program = model.build_program(dtype, dtype)
         program.tap("out", next(b for b in program.buffers if b.name == "head.normed"))
         layout = PromptLayout(program.kv_groups, 1, len(PROMPT))
         cache = backend.allocate_kv(layout.kv_plan())
         capacity = Capacity(len(PROMPT), 1, len(PROMPT), len(PROMPT))
-        executable = backend.compile(program, model.weights, cache, capacity)
+        weights = KeptWeights(model.weights, tmp_path / "packed")
+        executable = backend.compile(program, weights, cache, capacity)
         executable.run(layout.batch([PromptChunk(PROMPT, wants_logits=True)]))
         return executable.tap("out").copy()
 
@@ -147,6 +150,21 @@ def test_files_of_other_layouts_go(packs: Packs, start: Start, tmp_path: Path) -
     path.rename(stale)
     start(DType.BF16)
     assert files(tmp_path) == [path]
+
+
+def test_a_compilation_of_other_weights_keeps_out(
+    packs: Packs, start: Start, make_backend: Callable[..., CpuBackend]
+) -> None:
+    """A drafter's weights have the names of the target's."""
+    start(DType.BF16)
+    packs.clear()
+    other = random_model(tiny_config(), seed=1)
+    program = other.build_program(DType.BF16, DType.BF16)
+    backend = make_backend(1)
+    layout = PromptLayout(program.kv_groups, 1, 16)
+    cache = backend.allocate_kv(layout.kv_plan())
+    backend.compile(program, other.weights, cache, Capacity(16, 1, 1, 16))
+    assert packs
 
 
 def test_small_models_are_not_kept(start: Start, tmp_path: Path) -> None:
