@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hasten.kernels.triton.binding import Binder, Kernel
     from hasten.kernels.weights import Weight
 from hasten.kernels.triton.device.embed import embed_kernel
+from hasten.kernels.triton.linear import bind_matrices
 
 
 def supports(_op: ops.Embed, _weights: Mapping[WeightName, Weight]) -> str | None:
@@ -26,7 +27,7 @@ def bind(op: ops.Embed, binder: Binder) -> Kernel:
     out = binder.activation(op.out)
     weight = binder.weights[op.table]
     token_ids = binder.token_input("token_ids", lambda batch: batch.token_ids)
-    table, scale, offset = binder.once(("embed", op.table), lambda: _tables(weight, binder))
+    table, scale, offset = binder.once(("embed", op.table), lambda: _tables(op.table, binder))
     grouped = weight if isinstance(weight, GroupedIntWeight) else None
     if grouped is not None and grouped.g_idx is not None:
         grouped = None
@@ -56,13 +57,16 @@ def bind(op: ops.Embed, binder: Binder) -> Kernel:
     return embed
 
 
-def _tables(weight: Weight, binder: Binder) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _tables(name: WeightName, binder: Binder) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Codes, scales and offsets; a plain table, thrice, for what is not integers in groups."""
+    weight = binder.weights[name]
     if isinstance(weight, GroupedIntWeight) and weight.g_idx is None:
         scale = binder.to_device(weight.scale).float()
         offset = scale if weight.offset is None else binder.to_device(weight.offset).float()
         return binder.to_device(weight.q), scale, offset
-    if isinstance(weight, DenseWeight):
+    if isinstance(weight, DenseWeight) and weight.data.dtype.name == "bfloat16":
+        table = bind_matrices(name, binder)[0].data  # a tied head's, where there is one
+    elif isinstance(weight, DenseWeight):
         table = binder.to_device(weight.data)
     else:
         table = binder.to_device(weight.dequantize())

@@ -54,9 +54,11 @@ def compile_arch(
     num_processes = len(os.sched_getaffinity(0))
     results = []
     for variant, outcome in compile_all(variants, capability, num_processes):
-        is_error = isinstance(outcome, str)
-        code, error = (None, outcome) if is_error else (outcome, "")
-        results.append(Compiled(arch, variants[variant], variant, code, error))
+        label = variants[variant]
+        if isinstance(outcome, str):
+            results.append(Compiled(arch, label, variant, None, outcome))
+        else:
+            results.append(Compiled(arch, label, variant, outcome))
     return results
 
 

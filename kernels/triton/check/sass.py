@@ -68,6 +68,5 @@ def k_step(shape: str) -> int:
 
 
 def _run(tool: str, *arguments: str) -> str:
-    command = [_TOOLS / tool, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603 (ours)
-    return done.stdout
+    command = [str(_TOOLS / tool), *arguments]
+    return subprocess.check_output(command, text=True)  # noqa: S603 (tools of a package of ours)

@@ -129,7 +129,7 @@ class _Recorder:
         qkv = self.buffer("qkv", heads + 2 * shape.num_kv_heads * shape.head_size)
         mixed = self.buffer("mixed", heads)
         self.linear("qkv", x, qkv)
-        norms = (None, None)
+        norms: tuple[WeightName, ...] = ()
         if shape.head_norms:
             norms = self.vector("q_norm", shape.head_size), self.vector("k_norm", shape.head_size)
         sizes = shape.num_heads, shape.num_kv_heads, shape.head_size
