@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
+import random
 import resource
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -58,15 +60,27 @@ def evals(suite: Path, url: str, *more: str) -> Result:
     return CliRunner().invoke(cli, arguments(suite, url, *more))
 
 
-def start(command: Sequence[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "hasten.evals.cli", *command],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
+def at_the_second_call(patched: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Let scoring over HTTP do `act` first when it is called for the second time."""
+    calls = []
+    score = UrlTarget.score
+
+    def score_after_act(target: UrlTarget, scored: Sequence[Scored]) -> list[TokenScores]:
+        calls.append(scored)
+        if len(calls) == 2:
+            act()
+        return score(target, scored)
+
+    patched.setattr(UrlTarget, "score", score_after_act)
+
+
+def port_of_our_own() -> int:
+    """Free, and below those that systems hand out, so that it stays free between two servers."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def records(suite: Path) -> list[Path]:
@@ -76,43 +90,36 @@ def records(suite: Path) -> list[Path]:
 def test_a_server_that_dies_in_the_middle(
     flags: str, suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = []
+    def die() -> None:
+        server.process.kill()
+        server.process.wait()
 
-    def die_at_the_second(target: UrlTarget, scored: Sequence[Scored]) -> list[TokenScores]:
-        calls.append(scored)
-        if len(calls) == 2:
-            server.process.kill()
-            server.process.wait()
-        return score(target, scored)
-
-    score = UrlTarget.score
-    with server_process(tmp_path, ["--port=0", *flags.split()]) as server:
+    command = [f"--port={port_of_our_own()}", *flags.split()]
+    with server_process(tmp_path, command) as server:
         assert server.url, server.log
         url = server.url
         with monkeypatch.context() as patched:
-            patched.setattr(UrlTarget, "score", die_at_the_second)
+            at_the_second_call(patched, die)
             broken = evals(suite, url, "--resume")
     assert broken.exit_code == 2
     assert broken.stderr.splitlines()[-1].startswith(f"evals: {url}: ")
     assert records(suite) == []
-    port = url.rpartition(":")[2]
-    with server_process(tmp_path, [f"--port={port}", *flags.split()]):
+    with server_process(tmp_path, command) as again:
+        assert again.url == url, again.log
         resumed = evals(suite, url, "--resume")
     assert resumed.exit_code == 0, resumed.output
     assert "[1/2] first: recalled from an earlier run" in resumed.stderr
     assert len(records(suite)) == 1
 
 
-def test_a_run_that_is_interrupted(server: ServerProcess, suite: Path) -> None:
-    with start(arguments(suite, server.url, "--resume")) as run:
-        assert run.stderr is not None
-        lines = []
-        for line in run.stderr:
-            lines.append(line)
-            if line.startswith("[1/2]"):
-                run.send_signal(signal.SIGINT)
-    assert run.returncode == 130, lines
-    assert lines[-1] == "evals: interrupted; --resume goes on from here\n"
+def test_a_run_that_is_interrupted(
+    server: ServerProcess, suite: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        at_the_second_call(patched, lambda: signal.raise_signal(signal.SIGINT))
+        broken = evals(suite, server.url, "--resume")
+    assert broken.exit_code == 130
+    assert broken.stderr.splitlines()[-1] == "evals: interrupted; --resume goes on from here"
     assert records(suite) == []
     resumed = evals(suite, server.url, "--resume")
     assert resumed.exit_code == 0, resumed.output
@@ -120,11 +127,19 @@ def test_a_run_that_is_interrupted(server: ServerProcess, suite: Path) -> None:
 
 
 def test_a_disk_that_is_full(server: ServerProcess, suite: Path) -> None:
-    with start(arguments(suite, server.url, "--resume")) as run:
-        resource.prlimit(run.pid, resource.RLIMIT_FSIZE, (4_000, 4_000))
-        _, errors = run.communicate(timeout=120)
-    assert run.returncode == 2, errors
-    assert "cannot be written" in errors.splitlines()[-1]
+    def little_room() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4_000, 4_000))
+
+    broken = subprocess.run(
+        [sys.executable, "-m", "hasten.evals.cli", *arguments(suite, server.url, "--resume")],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        preexec_fn=little_room,
+        check=False,
+    )
+    assert broken.returncode == 2, broken.stderr
+    assert "cannot be written" in broken.stderr.splitlines()[-1]
     assert records(suite) == []
     resumed = evals(suite, server.url, "--resume")
     assert resumed.exit_code == 0, resumed.output
