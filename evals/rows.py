@@ -7,7 +7,7 @@ External sets are never shipped: they are read from a folder that the user names
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -118,22 +118,10 @@ class DataFolder:
 
     def rows(self, name: str, of_type: type[T], limit: int | None = None) -> list[T]:
         """The first `limit` rows of a .jsonl file, or of a data set."""
-        if name.startswith(hub.PREFIX):
-            found: Iterable[Any] = self._hub(name).rows[:limit]
-            convert: Callable[..., Any] = msgspec.convert
-            where = name
-        else:
-            path = self.resolve(name)
-            found = self._read(path, name).splitlines()[:limit]
-            convert = msgspec.json.decode
-            where = str(path)
-        rows = [
-            _checked(convert, row, of_type, f"{where}:{number}")
-            for number, row in enumerate(found, start=1)
-            if not isinstance(row, str) or row.strip()
-        ]
+        read = self._hub_rows if name.startswith(hub.PREFIX) else self._file_rows
+        rows = list(read(name, of_type, limit))
         if not rows:
-            raise DataError(f"{where}: holds no row")
+            raise DataError(f"{name}: holds no row")
         return rows
 
     def fingerprint(self, name: str) -> str:
@@ -146,6 +134,16 @@ class DataFolder:
                 [self._hash(f, f"{name}/{f.name}") for f in sorted(path.glob("*.txt"))]
             )
         return self._hash(path, name)
+
+    def _file_rows(self, name: str, of_type: type[T], limit: int | None) -> Iterator[T]:
+        path = self.resolve(name)
+        for number, line in enumerate(self._read(path, name).splitlines()[:limit], start=1):
+            if line.strip():
+                yield _checked(msgspec.json.decode, line, of_type, f"{path}:{number}")
+
+    def _hub_rows(self, name: str, of_type: type[T], limit: int | None) -> Iterator[T]:
+        for number, row in enumerate(self._hub(name).rows[:limit], start=1):
+            yield _checked(msgspec.convert, row, of_type, f"{name}:{number}")
 
     def _hub(self, name: str) -> hub.HubRows:
         try:
