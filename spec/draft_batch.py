@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from hasten.kernels.step import F32, I32
 
 
+LEAST_SHARED = 0.5
+"""Confidence in an improbable token that was chosen with the target's own noise."""
+
+
 class DraftRows:
     """The rows of one pass. After a pass of a head, `run` keeps the hidden states of its guesses
     for the next, whose rows must be those of requests that were in it.
@@ -76,7 +80,11 @@ class DraftRows:
         self._add(request, [token_id], position, wants_guess=True)
 
     def run(self) -> tuple[list[int], list[float]]:
-        """The guesses, in order of the rows that want one, and how probable each was."""
+        """The guesses, in order of the rows that want one, and the confidence in each.
+
+        That of a greedy guess is its probability. Where the noise is shared, a guess that both find
+        improbable is the same guess still: there even the least probable has some confidence.
+        """
         batch = self._batch()
         if self._drafter.features is not None:
             self._set_inputs(batch)
@@ -89,7 +97,10 @@ class DraftRows:
             self._guess_rows = {
                 self._requests[idx].request_id: row for row, idx in enumerate(self._guessing)
             }
-        return chosen.tolist(), np.exp(result.logprobs).tolist()
+        confidences = np.exp(result.logprobs)
+        is_sampled = batch.sampling.temperature > 0
+        confidences[is_sampled] = LEAST_SHARED + (1 - LEAST_SHARED) * confidences[is_sampled]
+        return chosen.tolist(), confidences.tolist()
 
     def _add(self, request: Request, tokens: list[int], start: int, *, wants_guess: bool) -> None:
         slot = self._blocks.table_row(request.request_id)

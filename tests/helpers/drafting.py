@@ -61,7 +61,7 @@ class DraftingEngine:
     ) -> DraftingEngine:
         """`num_kv_bytes` for the target and the drafters together.
 
-        Steps are taken to cost 10 s, a hundredth of it for each more row, and a drafting pass 0.5.
+        Steps are taken to cost 10 s, a hundredth of it for each more row, and a drafting pass 1 s.
         """
         engine_options = EngineOptions(
             model=ModelOptions(max_model_len=MAX_LEN),
@@ -85,7 +85,7 @@ class DraftingEngine:
         )
         drafters = add_drafters(binding, executor, capacity)
         for drafter in drafters:
-            drafter.step_times = slow_steps(0.5, 0.01)
+            drafter.step_times = slow_steps(1.0, 0.01)
         parts = assemble(
             binding,
             executor,
