@@ -40,7 +40,7 @@ def test_configurations() -> None:
     assert full.sizes == [1, 2, 4, 8, 16, 32]
     for wrong in ({"loads": "1,x"}, {"repeats": 0}, {"max_tokens": 1}):
         with pytest.raises(ConfigurationError):
-            SpecBenchOptions(**wrong)  # type: ignore[arg-type]  # of several types
+            SpecBenchOptions(**wrong)
 
 
 def test_reports() -> None:

@@ -47,10 +47,21 @@ def requests_of(count: int, max_tokens: int = 40, seed: int = 3) -> list[AddRequ
 
 
 def drafting(
-    kernels: str, drafter: LoadedModel, depth: str = "auto", **size: int
+    kernels: str,
+    drafter: LoadedModel,
+    depth: str = "auto",
+    num_kv_bytes: int = 8 << 20,
+    max_num_batched_tokens: int = 512,
 ) -> DraftingEngine:
-    model = draft_model(drafter, F32)
-    return DraftingEngine.make(TARGET, [model], speculation("draft", depth), kernels, F32, **size)
+    return DraftingEngine.make(
+        TARGET,
+        [draft_model(drafter, F32)],
+        speculation("draft", depth),
+        kernels,
+        F32,
+        num_kv_bytes=num_kv_bytes,
+        max_num_batched_tokens=max_num_batched_tokens,
+    )
 
 
 def assert_same(found: Answers, expected: Answers) -> None:

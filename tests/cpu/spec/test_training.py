@@ -19,6 +19,7 @@ from hasten.core.options import (
     ModelOptions,
     SchedulerOptions,
 )
+from hasten.core.models.weights import EMBED
 from hasten.spec.training.corpus import Corpus
 from hasten.spec.training.export import export_head
 from hasten.spec.training.generate import GenerationOptions, TextGenerator
@@ -88,7 +89,7 @@ def test_unrolled_passes_are_what_drafting_computes(model: Path, tmp_path: Path)
     tokens = rng.integers(0, 96, length).tolist()
     known = rng.standard_normal((length, 3 * CONFIG.hidden_size))
     known[0] = 0
-    embedding = target.weights["embed"].dequantize()
+    embedding = target.weights[EMBED].dequantize()
     with torch.no_grad():
         unrolled = [
             head.lm_head(hidden).numpy()
