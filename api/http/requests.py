@@ -129,7 +129,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         """The prompts; computes for a while. Raises InvalidParameterError and ApiError."""
         raise NotImplementedError
 
-    def grammar(self) -> str:
+    def grammar(self, style: AnswerStyle) -> str:  # noqa: ARG002  of chats only
         """What the output has to follow, empty for anything; computes for a while.
 
         Raises InvalidParameterError and ApiError.
@@ -217,8 +217,9 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
         """Raises ApiError."""
         return ToolUse.of(self.tools, self.tool_choice, self.parallel_tool_calls)
 
-    def grammar(self) -> str:
-        return self.tool_use.grammar() or _grammar(self.response_format, self.structured_outputs)
+    def grammar(self, style: AnswerStyle) -> str:
+        tools = self.tool_use.grammar(style.tool_parser)
+        return tools or _grammar(self.response_format, self.structured_outputs)
 
     def answer_plan(self, style: AnswerStyle, prompt_end: str) -> AnswerPlan:
         use = self.tool_use
@@ -335,7 +336,7 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unk
             raise ApiError(400, "min_tokens: max_tokens is 0", param="min_tokens")
         _check_one_structure(self.response_format, self.structured_outputs)
 
-    def grammar(self) -> str:
+    def grammar(self, style: AnswerStyle) -> str:  # noqa: ARG002  of chats only
         return _grammar(self.response_format, self.structured_outputs)
 
     @property

@@ -152,7 +152,7 @@ class ServedModel:
         params = request.sampling_params(self.info.generation_defaults)
 
         def work() -> Work:
-            grammar = request.grammar()
+            grammar = request.grammar(self.style)
             prompts = request.token_ids(self.text)
             plan = request.answer_plan(self.style, self.text.end_of(prompts[0]))
             if grammar and plan.reasons:

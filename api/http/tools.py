@@ -6,19 +6,20 @@ Exercised by `pytest tests/unit/api/test_tools.py`.
 from __future__ import annotations
 
 import re
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from hasten.api.http.errors import ApiError, unsupported
-from hasten.api.structured.compose import calls_schema
+from hasten.api.structured.compose import call_schema, calls_between_tags, calls_schema
 from hasten.api.structured.json_schema import SchemaError, schema_grammar
 from hasten.api.text.tool_parsers import TOOL_PARSERS
 from hasten.api.text.tool_parsers.forced import NamedParser, RequiredParser
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from hasten.api.text.tool_parsers.events import TextParser
 
@@ -28,7 +29,7 @@ ANY_ARGUMENTS = {"type": "object"}
 
 
 class FunctionDefinition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a function is called, does and takes. `strict` needs a forced call."""
+    """What a function is called, does and takes; calls of `strict` ones fit their schema."""
 
     name: str
     description: str | None = None
@@ -103,17 +104,6 @@ class ToolUse:
             raise ApiError(400, reason, param="tool_choice.function.name")
         if self.choice == "required" and not self.tools:
             raise ApiError(400, "tool_choice required needs tools", param="tool_choice")
-        self._check_strict()
-
-    def _check_strict(self) -> None:
-        """Only a forced call is held to its schema."""
-        if self.is_forced or self.choice == "none":
-            return
-        for i, tool in enumerate(self.tools):
-            if tool.function.strict:
-                where = f"tools[{i}].function.strict"
-                reason = f"{where}: only with tool_choice 'required' or a function's name"
-                raise unsupported(where, reason)
 
     @property
     def is_forced(self) -> bool:
@@ -125,16 +115,44 @@ class ToolUse:
             return []
         return [tool.as_template_wants() for tool in self.tools]
 
-    def grammar(self) -> str:
-        """What a forced call follows, empty where none is forced. Raises ApiError."""
-        if not self.is_forced:
+    def grammar(self, style: str | None) -> str:
+        """What the answer follows, empty where calls are only read. Raises ApiError.
+
+        Forced calls are held to their schemas; those that a model decides on, where the way in
+        which it writes them is called `style`, to those of `strict` functions.
+        """
+        if self.is_forced:
+            return self._forced_grammar()
+        strict = [i for i, tool in enumerate(self.tools) if tool.function.strict]
+        if self.choice != "auto" or not strict:
             return ""
-        schemas = [(tool.function.name, tool.function.parameters) for tool in self.tools]
-        grammars = {name: _grammar(schema, i) for i, (name, schema) in enumerate(schemas)}
-        if self.is_named:
-            return grammars[self.choice]
-        named = [(name, ANY_ARGUMENTS if schema is None else schema) for name, schema in schemas]
-        return _checked(calls_schema(named, parallel=self.parallel), "tools")
+        if style != "hermes":
+            where = f"tools[{strict[0]}].function.strict"
+            reason = f"{where}: with --tool-call-parser {style} only where the call is forced"
+            raise unsupported(where, reason)
+        functions = self._functions(only_strict=True)
+        with _naming("tools"):
+            schema = call_schema(functions, "arguments")
+            return calls_between_tags(schema, parallel=self.parallel)
+
+    def _forced_grammar(self) -> str:
+        functions = self._functions(only_strict=False)
+        with _naming("tools"):
+            if self.is_named:
+                return schema_grammar(dict(functions)[self.choice])
+            return schema_grammar(calls_schema(functions, parallel=self.parallel))
+
+    def _functions(self, *, only_strict: bool) -> list[tuple[str, Any]]:
+        """Names and schemas that can be held to. Raises ApiError naming one that cannot."""
+        functions: list[tuple[str, Any]] = []
+        for i, tool in enumerate(self.tools):
+            function = tool.function
+            is_free = function.parameters is None or (only_strict and not function.strict)
+            schema = ANY_ARGUMENTS if is_free else function.parameters
+            with _naming(f"tools[{i}].function.parameters"):
+                schema_grammar(schema)
+            functions.append((function.name, schema))
+        return functions
 
     def parser(self, style: str) -> Callable[[], TextParser] | None:
         """How to read the answer, with the model's own way of writing calls called `style`."""
@@ -145,13 +163,10 @@ class ToolUse:
         return TOOL_PARSERS[style] if self.choice == "auto" and self.tools else None
 
 
-def _grammar(schema: dict[str, Any] | None, tool_idx: int) -> str:
-    where = f"tools[{tool_idx}].function.parameters"
-    return _checked(ANY_ARGUMENTS if schema is None else schema, where)
-
-
-def _checked(schema: dict[str, Any], where: str) -> str:
+@contextmanager
+def _naming(where: str) -> Iterator[None]:
+    """Raises ApiError where the block finds a schema wrong."""
     try:
-        return schema_grammar(schema)
+        yield
     except SchemaError as error:
         raise ApiError(400, f"{where}: {error}", param=where, code="invalid_value") from error

@@ -27,10 +27,10 @@ MESSAGES: list[Any] = [{"role": "user", "content": "Weather in Oslo, please."}]
 
 
 def create(server: ServerProcess, **more: Any) -> Any:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any") as client:
-        return client.chat.completions.create(
-            model=MODEL, messages=MESSAGES, max_completion_tokens=90, seed=5, **more
-        )
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="any")
+    return client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, max_completion_tokens=90, seed=5, **more
+    )
 
 
 def is_right(arguments: str) -> bool:
@@ -54,12 +54,8 @@ def test_a_named_call_streamed_is_the_call_unstreamed(server: ServerProcess) -> 
     (call,) = choice.message.tool_calls
     assert call.function.name == "get_news"
     assert is_right(call.function.arguments)
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any") as client:
-        chunks = client.chat.completions.create(
-            model=MODEL, messages=MESSAGES, max_completion_tokens=90, seed=5,
-            tools=TOOLS, tool_choice=named, stream=True,  # type: ignore[arg-type]  a plain dict
-        )  # fmt: skip
-        parts = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
+    chunks = list(create(server, tools=TOOLS, tool_choice=named, stream=True))
+    parts = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
     assert [part.function.name for part in parts if part.function and part.function.name] == [
         "get_news"
     ]

@@ -34,7 +34,7 @@ def json_check(is_valid: Callable[[Any], bool]) -> Check:
     return lambda text: is_valid(json.loads(text))
 
 
-PERSON = {
+PERSON: dict[str, Any] = {
     "type": "object",
     "properties": {
         "name": {"type": "string"},
@@ -44,7 +44,7 @@ PERSON = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
-TREE = {
+TREE: dict[str, Any] = {
     "type": "object",
     "properties": {
         "value": {"type": "number"},

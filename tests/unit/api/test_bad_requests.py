@@ -117,7 +117,11 @@ CHAT_ERRORS: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [{"type": "function"}]}, "tools[0].function", "is required"),
     ({"tools": [TOOL, TOOL]}, "tools[1].function.name", "'f' is there twice"),
     ({"tools": [function("f g")]}, "tools[0].function.name", "letters, digits"),
-    ({"tools": [function("f", strict=True)]}, "tools[0].function.strict", "only with tool_choice"),
+    (
+        {"tools": [function("f", strict=True, parameters={"not": {}})]},
+        "tools[0].function.parameters",
+        "at /not",
+    ),
     ({"tools": [TOOL] * 129}, "tools", "at most 128"),
     ({"tool_choice": "required"}, "tool_choice", "needs tools"),
     ({"tool_choice": named("g"), "tools": [TOOL]}, "tool_choice.function.name", "called 'g'"),

@@ -12,6 +12,7 @@ from hasten.kernels.step import I32, U32
 
 from tests.helpers.engines import (
     VOCAB_SIZE,
+    Answers,
     EngineSize,
     ask,
     collect,
@@ -71,7 +72,7 @@ def test_a_request_waits_for_its_grammar_and_nobody_else_does() -> None:
     free = replace_grammar("")
     for request in (ask("held", [1, 2], PARAMS), ask("free", [1, 2], free)):
         assert engine.add_request(request) is None
-    answers = {}
+    answers: Answers = {}
     for _ in range(20):
         collect(answers, engine.step())
     assert set(answers) == {("free", 0)}
@@ -95,7 +96,7 @@ def test_a_grammar_that_fails_ends_its_request_alone() -> None:
     engine = engine_with(grammars)
     for name in ("bad", "good"):
         assert engine.add_request(ask(name, [1, 2], PARAMS)) is None
-    answers = {}
+    answers: Answers = {}
     finish_all(engine, answers)
     assert answers["bad", 0].finish_reason == "error"
     assert answers["good", 0].finish_reason == "length"
@@ -117,7 +118,7 @@ def test_every_sample_has_its_own() -> None:
     engine = engine_with(grammars)
     params = GenerationParams(max_tokens=2, seed=1, grammar="anything", n=2)
     assert engine.add_request(ask("both", [1, 2], params)) is None
-    answers = {}
+    answers: Answers = {}
     finish_all(engine, answers)
     assert set(answers) == {("both", 0), ("both", 1)}
     assert grammars.prepared == ["both", "both"]

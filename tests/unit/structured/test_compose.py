@@ -2,7 +2,12 @@
 
 import pytest
 from hasten.api.structured.check import check_grammar
-from hasten.api.structured.compose import behind_thought, calls_schema
+from hasten.api.structured.compose import (
+    behind_thought,
+    call_schema,
+    calls_between_tags,
+    calls_schema,
+)
 from hasten.api.structured.json_schema import schema_grammar
 
 from tests.unit.structured.test_json_schema import takes
@@ -54,3 +59,32 @@ def test_one_call_where_they_may_not_be_parallel() -> None:
     call = '{"name": "f", "parameters": {}}'
     assert takes(grammar, f"[{call}]")
     assert not takes(grammar, f"[{call},{call}]")
+
+
+ARGUMENTS = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+RIGHT = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("text", "is_taken", "parallel"),
+    [
+        ("no call, 1 < 2 <tool", True, True),
+        (f"Wait. {RIGHT}", True, True),
+        (f"{RIGHT}\n{RIGHT} done", True, True),
+        (f"{RIGHT}\n{RIGHT}", False, False),
+        (RIGHT, True, False),
+        (RIGHT.replace("1", '"x"'), False, True),
+        (RIGHT.replace("f", "g"), False, True),
+        ("<tool_call>what", False, True),
+    ],
+)
+def test_text_with_calls_that_fit(text: str, is_taken: bool, parallel: bool) -> None:
+    call = call_schema([("f", ARGUMENTS)], "arguments")
+    grammar = calls_between_tags(call, parallel=parallel)
+    assert takes(grammar, text) == is_taken
+    assert takes(behind_thought(grammar, begun=False), f"<think>so</think>\n{text}") == is_taken
