@@ -12,6 +12,7 @@ import pytest
 import torch
 from hasten.core.loading import load_model
 from hasten.core.loading.eagle import Target, load_eagle
+from hasten.core.models.weights import EMBED
 from hasten.core.options import (
     ConfigurationError,
     EngineOptions,
@@ -19,7 +20,6 @@ from hasten.core.options import (
     ModelOptions,
     SchedulerOptions,
 )
-from hasten.core.models.weights import EMBED
 from hasten.spec.training.corpus import Corpus
 from hasten.spec.training.export import export_head
 from hasten.spec.training.generate import GenerationOptions, TextGenerator
