@@ -54,8 +54,10 @@ quick: install
 test: install  ## all tests
 	$(BIN)/pytest
 
-soak: install  ## 200 starts and stops in a row, which takes a while
+soak: install  ## 200 starts, a burst of 1000 clients, an hour of all sorts of clients
 	HASTEN_SOAK_STARTS=200 $(BIN)/pytest tests/server/test_starts.py
+	HASTEN_SOAK_CLIENTS=1000 $(BIN)/pytest tests/server/test_bursts.py
+	HASTEN_SOAK_MINUTES=60 $(BIN)/pytest tests/server/test_soak.py
 
 eagle-head: install  ## train a drafting head for the embedded model in build/eagle-head, resumable
 	nice -n 19 $(BIN)/hasten train-eagle embedded build/eagle-head

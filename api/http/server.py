@@ -35,6 +35,7 @@ from hasten.api.http.metrics import Metrics
 from hasten.api.http.served_model import ServedModel
 from hasten.api.http.service import Phase, Service
 from hasten.api.observability.request_log import RequestLog
+from hasten.api.observability.tracing import RequestTraces, installed_tracer
 from hasten.api.security.keys import Keyring
 from hasten.api.text.answer_plan import AnswerStyle
 from hasten.api.text_model import TextModel, template_of, tokenizer_of
@@ -326,13 +327,14 @@ def next_pause(last_s: float, served_s: float) -> float:
 
 def _service(engine: EngineOptions, server: ServerOptions) -> Service:
     """Raises KeyFileError."""
-    scheduler = engine.scheduler
+    scheduler, tracer = engine.scheduler, installed_tracer()
     return Service(
         metrics=Metrics(),
         keyring=Keyring.of(server.api_key, server.api_key_file),
         # Twice the queue: what is being read and tokenised has not reached it yet.
         max_active=scheduler.max_num_seqs + 2 * scheduler.max_queue_len,
         request_log=RequestLog(with_prompts=server.log_prompts) if server.log_requests else None,
+        traces=None if tracer is None else RequestTraces(tracer),
     )
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hasten.api.http.metrics import Metrics
     from hasten.api.http.served_model import ServedModel
     from hasten.api.observability.request_log import RequestLog
+    from hasten.api.observability.tracing import RequestTraces
     from hasten.api.security.keys import Key, Keyring
     from starlette.requests import Request
 
@@ -42,6 +43,7 @@ class Service:
     keyring: Keyring | None = None
     max_active: int | None = None
     request_log: RequestLog | None = None
+    traces: RequestTraces | None = None
     phase: Phase = Phase.LOADING
     model: ServedModel | None = None
     num_active: int = field(default=0, init=False)
@@ -85,9 +87,15 @@ class Service:
         finally:
             self.num_active -= 1
             self.key_limits.end(who.key)
-            self.metrics.count_request(who)
-            if self.request_log is not None:
-                self.request_log.write(who, self.require_model().tokenizer)
+            self._record(who)
+
+    def _record(self, who: Caller) -> None:
+        """A request has ended."""
+        self.metrics.count_request(who)
+        if self.model is not None and self.request_log is not None:
+            self.request_log.write(who, self.model.tokenizer)
+        if self.model is not None and self.traces is not None:
+            self.traces.write(who, self.model.name)
 
     def _begin(self, key: Key) -> None:
         if self.max_active is not None and self.num_active >= self.max_active:

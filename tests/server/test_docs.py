@@ -42,8 +42,10 @@ def curl(command: str, server: ServerProcess) -> list[str]:
 
 
 @pytest.mark.skipif(which("curl") is None, reason="no curl here")
-@pytest.mark.parametrize("command", examples("docs/http.md", "sh"))
-def test_the_curl_lines_of_http(server: ServerProcess, command: str) -> None:
+@pytest.mark.parametrize(
+    "command", [*examples("docs/http.md", "sh"), *examples("docs/serving.md", "sh")]
+)
+def test_the_curl_lines(server: ServerProcess, command: str) -> None:
     for shown in curl(command, server):
         if shown.startswith("data: "):
             assert shown.endswith("data: [DONE]\n\n")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+from pathlib import Path
 
 import httpx
 import pytest
@@ -89,3 +91,13 @@ def test_the_live_view_holds_no_text(http: httpx.Client) -> None:
     assert live["kv_blocks"] == ["0" * 100]
     assert set(live["latency_s"]) == {"ttft", "itl"}
     assert http.get("/v1/debug/requests").json() == {"object": "list", "data": []}
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are(http: httpx.Client) -> None:
+    http.post("/v1/completions", json={"prompt": "abc", "max_tokens": 4})
+    metrics = http.get("/metrics").text
+    dashboard = (Path(__file__).parents[3] / "docs/grafana.json").read_text()
+    wanted = set(re.findall(r"hasten_\w+", dashboard))
+    assert len(wanted) > 15
+    for name in wanted:
+        assert f"# TYPE {name.removesuffix('_bucket')} " in metrics, name
