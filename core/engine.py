@@ -356,7 +356,7 @@ class Engine:
                 continue
             row = end - planned.num_drafts - 1
             if self._gate.has_failed(request):
-                outcomes.append(_Outcome(sample, chosen[row : row + 1], row, FinishReason.ERROR))
+                outcomes.append(_Outcome(sample, chosen[row : row + 1], row, FinishReason.GRAMMAR))
                 continue
             kept = num_kept(chosen[row:end], request.draft_token_ids[: planned.num_drafts])
             num_right = kept - 1

@@ -62,9 +62,10 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
     """The tokens one step added to one sample.
 
     `finish_reason` is "stop" (EOS or a stop token; `stop_token_id` says which and it is the last
-    of `token_ids`), "length", "abort", "deadline" (it cannot be met any more) or "error" (this
-    request's numbers are broken); None while the sample goes on. `prompt_logprobs` comes with the
-    first output of sample 0: one entry per prompt token, the first None.
+    of `token_ids`), "length", "abort", "deadline" (it cannot be met any more), "error" (this
+    request's numbers are broken) or "grammar" (it has become too complex to be followed); None
+    while the sample goes on. `prompt_logprobs` comes with the first output of sample 0: one entry
+    per prompt token, the first None.
     """
 
     request_id: str

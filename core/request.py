@@ -34,6 +34,7 @@ class FinishReason(enum.StrEnum):
     ABORT = "abort"
     DEADLINE = "deadline"
     ERROR = "error"
+    GRAMMAR = "grammar"
 
 
 @dataclass(slots=True, eq=False)

@@ -6,10 +6,11 @@ Generated from a seed, so that every parser meets the same two hundred.
 import json
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 _WORDS = ("Sure", "in Oslo:", "ça", "1 < 2", "{", '"', "\n", "<b>")
 _NAMES = ("f", "db.find")
-_VALUES = (
+_VALUES: tuple[dict[str, Any], ...] = (
     {"city": "Oslo"},
     {},
     {"t": 'a "q" \\ }\n]', "d": [1, [{"x": None}]]},

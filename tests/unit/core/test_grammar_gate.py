@@ -98,7 +98,7 @@ def test_a_grammar_that_fails_ends_its_request_alone() -> None:
         assert engine.add_request(ask(name, [1, 2], PARAMS)) is None
     answers: Answers = {}
     finish_all(engine, answers)
-    assert answers["bad", 0].finish_reason == "error"
+    assert answers["bad", 0].finish_reason == "grammar"
     assert answers["good", 0].finish_reason == "length"
 
 
