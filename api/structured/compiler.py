@@ -24,7 +24,7 @@ def limits() -> llguidance.LLParserLimits:
         max_items_in_row=5000,
         initial_lexer_fuel=500_000,
         step_lexer_fuel=50_000,
-        step_max_items=20_000,
+        step_max_items=50_000,
         max_lexer_states=20_000,
         max_grammar_size=100_000,
         verbose_errors=False,

@@ -1,11 +1,11 @@
 """The masks of a step, written by a thread of their own while the model runs.
 
-    step n      [ schedule | batch | model ............................ | sample | ... ]
-    this thread                    [ follow accepted tokens | masks ]     ^ waits if it must
+    step n        [ schedule | batch | model ............................ | sample | ... ]
+    this thread                      [ follow accepted tokens | masks ]     ^ waits if it must
 
-One thread does everything in order: it builds the vocabulary while the model loads, compiles the
-grammars of requests that arrive, follows accepted tokens and writes masks. Only it touches
-matchers, so there are no locks.
+Another thread builds the vocabulary while the model loads, and compiles the grammars of requests
+that arrive, so that a large one keeps nobody's masks waiting. A matcher belongs to that thread
+until it is ready and to this one from then on, so there are no locks.
 
 Implements `core.protocols.Grammars`. Exercised by `pytest tests/unit/structured/test_masks.py`.
 """
@@ -63,18 +63,19 @@ class _Constraint:
 
 
 class GrammarMasks:
-    """Follows the grammars of an engine's requests. `load` gives the vocabulary, in the thread."""
+    """Follows the grammars of an engine's requests. `load` gives the vocabulary, in a thread."""
 
     def __init__(self, load: Callable[[], Vocabulary]) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
-        self._vocabulary = self._thread.submit(load)
+        self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammar-compiler")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="grammar-masks")
+        self._vocabulary = self._compiler.submit(load)
         self._compile = lru_cache(MAX_CACHED_GRAMMARS)(self._compile_new)
         self._constraints: dict[RequestId, Future[_Constraint]] = {}
         self._failures: dict[RequestId, str] = {}
 
     def prepare(self, request: Request) -> None:
         """See `core.protocols.Grammars`."""
-        self._constraints[request.request_id] = self._thread.submit(self._constrain, request)
+        self._constraints[request.request_id] = self._compiler.submit(self._constrain, request)
 
     def is_ready(self, request_id: RequestId) -> bool:
         return self._constraints[request_id].done()
@@ -94,7 +95,7 @@ class GrammarMasks:
 
     def begin_masks(self, jobs: Sequence[MaskJob], masks: U32, ready: I32) -> None:
         """See `core.protocols.Grammars`."""
-        self._thread.submit(self._write_all, jobs, masks, ready)
+        self._writer.submit(self._write_all, jobs, masks, ready)
 
     def _compile_new(self, grammar: str) -> _Compiled:
         vocabulary = self._vocabulary.result()

@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 from hasten.api.structured.compiler import byte_vocabulary
 from hasten.api.structured.json_schema import SchemaError, schema_grammar
+from hypothesis import given
+from hypothesis import strategies as st
 
 PERSON = {
     "type": "object",
@@ -100,6 +102,10 @@ def test_keywords(schema: Any, right: str, wrong: str) -> None:
         ({"$ref": "#"}, "", "allows no output"),
         ({"type": "integer", "minimum": 3, "maximum": 2}, "", "Unsatisfiable"),
         ({"properties": {"a": 5}}, "/properties/a", "a schema is an object"),
+        ({"properties": 5}, "", "properties"),
+        ({"required": 5}, "", "required"),
+        ({"pattern": 5}, "", "string"),
+        ({"enum": ["\ud800"]}, "", "no JSON"),
         ({"type": "array", "items": [{}]}, "/items", "prefixItems"),
         ({"x-guidance": {"lenient": True}, "not": {}}, "/x-guidance", "not known"),
         ({"multipleOf": 10007}, "/multipleOf", "at most"),
@@ -112,6 +118,38 @@ def test_what_cannot_be_held_is_refused_with_a_pointer(
     with pytest.raises(SchemaError, match=reason.replace("(", r"\(")) as error:
         schema_grammar(schema)
     assert error.value.pointer == pointer
+
+
+def test_optional_properties_are_bounded_and_required_ones_are_not() -> None:
+    with pytest.raises(SchemaError, match="300 optional") as error:
+        schema_grammar(wide(301))
+    assert error.value.pointer == "/properties"
+    required = wide(400)
+    schema_grammar(required | {"required": list(required["properties"])})
+
+
+KEYWORDS = (
+    *("type", "enum", "$ref", "properties", "required", "items", "anyOf", "minLength", "pattern"),
+    *("format", "multipleOf", "minimum", "maxItems", "$defs", "not", "additionalProperties"),
+)
+VALUES = st.recursive(
+    st.sampled_from(
+        [None, True, 0, -1, 3.5, 1e300, "string", "object", "#", "#/$defs/a", "(", "a+"]
+    ),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["a", *KEYWORDS]), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.sampled_from(KEYWORDS), VALUES, max_size=4))
+def test_any_schema_is_held_to_or_refused(schema: dict[str, Any]) -> None:
+    try:
+        byte_vocabulary().matcher(schema_grammar(schema))
+    except SchemaError:
+        return
 
 
 def nested(depth: int) -> dict[str, Any]:
