@@ -46,6 +46,7 @@ _MODULES: dict[type[ops.Op], ModuleType] = {
     ops.GroupedLinear: grouped_linear,
     ops.CombineExperts: experts,
     ops.GatherRows: elementwise,
+    ops.Input: elementwise,
     ops.ScaleLogits: elementwise,
     ops.Tap: elementwise,
     ops.Sample: sample,

@@ -1,4 +1,4 @@
-"""Ops that treat every number alone: `ActMul`, `AddScaled`, `ScaleLogits`, `Tap`, `GatherRows`."""
+"""Ops that treat numbers one by one: `ActMul`, `AddScaled`, `ScaleLogits` and copies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import triton
 from hasten.kernels import ops
-from hasten.kernels.program import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,16 +19,16 @@ from hasten.kernels.triton.device.elementwise import act_mul_kernel, map_kernel
 BLOCK = 1024
 
 
-Elementwise = ops.ActMul | ops.AddScaled | ops.ScaleLogits | ops.Tap | ops.GatherRows
+Elementwise = ops.ActMul | ops.AddScaled | ops.ScaleLogits | ops.Tap | ops.GatherRows | ops.Input
 
 
-def supports(op: Elementwise, _weights: Mapping[WeightName, Weight]) -> str | None:
-    if isinstance(op, ops.Tap) and op.x.rows is not Rows.TOKENS:
-        return "taps keep token rows, not logit rows"
+def supports(_op: Elementwise, _weights: Mapping[WeightName, Weight]) -> str | None:
     return None
 
 
 def bind(op: Elementwise, binder: Binder) -> Kernel:
+    if isinstance(op, ops.Input):
+        return _nothing_to_do
     if isinstance(op, ops.ActMul):
         x, out = binder.activation(op.x), binder.activation(op.out)
         return _map(
@@ -45,6 +44,10 @@ def bind(op: Elementwise, binder: Binder) -> Kernel:
     if isinstance(op, ops.Tap):
         return _scaled(x, out, 1.0, binder)
     return _gather(x, out, binder)
+
+
+def _nothing_to_do() -> None:
+    """The executable has put the rows of an `Input` there already."""
 
 
 def _gather(x: Activation, out: Activation, binder: Binder) -> Kernel:

@@ -29,7 +29,8 @@ class TritonExecutable:
         self._head = tuple(head)
         self._token_buffers = self._activations(program, Rows.TOKENS)
         self._logit_buffers = self._activations(program, Rows.LOGITS)
-        self._inputs = tuple(binder.inputs.values())
+        self._step_inputs = tuple(binder.inputs.values())
+        self._inputs = {name: binder.activation(buffer) for name, buffer in program.inputs.items()}
         self._taps = {name: binder.activation(buffer) for name, buffer in program.taps.items()}
 
     def run(self, batch: StepBatch) -> StepResult:
@@ -40,7 +41,7 @@ class TritonExecutable:
         self._binder.results.clear()
         with torch.inference_mode():
             self._binder.kv_cache.copy_blocks(batch)
-            for step_input in self._inputs:
+            for step_input in self._step_inputs:
                 step_input.refresh(batch)
             for prepare in self._binder.before_step:
                 prepare(batch)
@@ -66,10 +67,15 @@ class TritonExecutable:
                 kernel()
 
     def tap(self, name: str) -> npt.NDArray[np.float32]:
-        """The tapped rows of the last step, [T, width]."""
+        """See `kernels.backend.Executable`."""
         tapped = self._taps[name]
         rows: npt.NDArray[np.float32] = tapped.data[: tapped.num_rows].float().cpu().numpy()
         return rows
+
+    def set_input(self, name: str, rows: npt.NDArray[np.float32]) -> None:
+        """See `kernels.backend.Executable`."""
+        with torch.inference_mode():
+            self._inputs[name].data[: len(rows)].copy_(torch.from_numpy(rows))
 
     def _activations(self, program: Program, rows: Rows) -> tuple[Activation, ...]:
         return tuple(

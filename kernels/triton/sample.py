@@ -6,17 +6,17 @@ ordered 32-bit keys, so a prefix is found digit by digit: in each of eight passe
 count (top_k) or the mass (top_p) above each of 15 keys tells the next four bits.
 
     adjust_kernel   penalties, bias and mask into a copy, where any row of the batch asks for one
-    sample_kernel   1  the largest score; NaN and rows without a token are seen here
-                    2  min_p is a count; with top_k, the smaller count; its prefix
-                    3  top_p, over the mass of that prefix
-                    4  argmax of what is kept, with noise where there is a temperature
-                    5  log-probabilities of the raw logits, for rows that ask
+    greedy_kernel   the largest score; NaN and rows without a token are seen here
+    draw_kernel     for rows with a temperature: min_p is a count, with top_k the smaller count;
+                    its prefix; top_p, over the mass of that; argmax of what is kept, plus noise
+    report_kernel   log-probabilities of the raw logits, for rows that ask
 
 Every sum runs over blocks of one length in their order. Exercised by `pytest tests/cpu/triton`.
 """
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,7 +34,12 @@ if TYPE_CHECKING:
     from hasten.kernels.step import SamplingRows, SparseRows, StepBatch
     from hasten.kernels.triton.binding import Activation, Binder, Kernel
     from hasten.kernels.weights import Weight
-from hasten.kernels.triton.device.sample import adjust_kernel, sample_kernel
+from hasten.kernels.triton.device.sample import (
+    adjust_kernel,
+    draw_kernel,
+    greedy_kernel,
+    report_kernel,
+)
 
 FLOAT_FIELDS = ("temperature", "top_p", "min_p")
 INT_FIELDS = ("top_k", "positions", "sample_idx", "num_logprobs", "target_ids")
@@ -69,6 +74,7 @@ class _Sampler:
         self._top_ids = binder.zeros((num_rows, MAX_LOGPROBS), torch.int32)
         self._top_logprobs = binder.zeros((num_rows, MAX_LOGPROBS), torch.float32)
         self._num_logprobs = np.zeros(0, dtype=np.int32)
+        self._any_drawn = self._any_logprobs = True
         binder.before_step.append(self._prepare)
 
     def _prepare(self, batch: StepBatch) -> None:
@@ -81,33 +87,34 @@ class _Sampler:
         self._ints[:, :num_rows].copy_(torch.from_numpy(ints))
         self._seeds[:num_rows].copy_(torch.from_numpy(seeds))
         self._num_logprobs = rows.num_logprobs
+        self._any_drawn = bool((rows.temperature > 0).any())
+        self._any_logprobs = bool((rows.num_logprobs >= 0).any())
         self._adjuster.prepare(rows)
 
     def __call__(self) -> None:
-        binder, num_rows = self._binder, self._logits.num_rows
-        first = binder.logit_slice.start
-        binder.launch(
-            sample_kernel,
-            (num_rows,),
-            self._logits.data,
-            self._adjuster.adjusted(),
-            self._floats,
-            self._ints,
-            self._seeds,
-            self._chosen,
-            self._peaks,
-            self._logprobs,
-            self._top_ids,
-            self._top_logprobs,
-            first,
+        num_rows, first = self._logits.num_rows, self._binder.logit_slice.start
+        adjusted = self._adjuster.adjusted()
+        self._launch(greedy_kernel, adjusted, self._ints, self._chosen, self._peaks)
+        if self._any_drawn:
+            self._launch(draw_kernel, adjusted, self._floats, self._ints, self._seeds, self._chosen)
+        if self._any_logprobs:
+            reported = self._logprobs, self._top_ids, self._top_logprobs
+            self._launch(report_kernel, self._logits.data, self._ints, self._chosen, *reported)
+        if self._chosen.device.type != "meta":
+            wanted = self._num_logprobs[first : first + num_rows]
+            self._binder.results.append(self._result(wanted, first))
+
+    def _launch(self, kernel: Any, *operands: torch.Tensor) -> None:
+        self._binder.launch(
+            kernel,
+            (self._logits.num_rows,),
+            *operands,
+            self._binder.logit_slice.start,
             self._capacity,
             self._vocab_size,
             num_warps=self._num_warps,
             BLOCK=self._block,
         )
-        if self._chosen.device.type != "meta":
-            wanted = self._num_logprobs[first : first + num_rows]
-            binder.results.append(self._result(wanted, first))
 
     def _result(self, num_logprobs: npt.NDArray[np.int32], first: int) -> StepResult:
         num_rows = len(num_logprobs)
@@ -139,6 +146,7 @@ class _Adjuster:
         self._num_warps = num_warps
         self._adjusted = logits.data
         self._operands: tuple[torch.Tensor, ...] = ()
+        self._rows: SamplingRows | None = None
         self._asked = (False, False, False)
 
     def prepare(self, rows: SamplingRows) -> None:
@@ -151,14 +159,11 @@ class _Adjuster:
         penalties = np.stack(
             (rows.repetition_penalty, rows.frequency_penalty, rows.presence_penalty)
         )
-        mask_idx = np.zeros(1, np.int32) if rows.mask_idx is None else rows.mask_idx
-        masks = np.zeros(1, np.uint32) if rows.masks is None else rows.masks
+        self._rows = rows
         self._operands = (
             self._binder.to_device(penalties),
             *self._sparse(rows.counts),
             *self._sparse(rows.bias),
-            self._binder.to_device(mask_idx),
-            self._binder.to_device(masks.view(np.int32)),
         )
 
     def adjusted(self) -> torch.Tensor:
@@ -172,6 +177,7 @@ class _Adjuster:
             self._logits.data,
             self._adjusted,
             *self._operands,
+            *self._masks(),
             self._binder.logit_slice.start,
             self._operands[0].shape[1],
             self._logits.data.shape[1],
@@ -182,6 +188,17 @@ class _Adjuster:
             BLOCK=self._block,
         )
         return self._adjusted
+
+    def _masks(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Masks and which row has which, once whoever writes them is done."""
+        rows = self._rows
+        if rows is None or rows.mask_idx is None or rows.masks is None:
+            nothing = self._binder.zeros((1,), torch.int32)
+            return nothing, nothing
+        while rows.masks_ready is not None and not rows.masks_ready[0]:
+            time.sleep(20e-6)
+        to_device = self._binder.to_device
+        return to_device(rows.mask_idx), to_device(rows.masks.view(np.int32))
 
     def _sparse(self, rows: SparseRows | None) -> tuple[torch.Tensor, ...]:
         if rows is None:

@@ -129,12 +129,11 @@ class _Recorder:
         qkv = self.buffer("qkv", heads + 2 * shape.num_kv_heads * shape.head_size)
         mixed = self.buffer("mixed", heads)
         self.linear("qkv", x, qkv)
-        norms: tuple[WeightName, ...] = ()
-        if shape.head_norms:
-            norms = self.vector("q_norm", shape.head_size), self.vector("k_norm", shape.head_size)
+        q_norm = self.vector("q_norm", shape.head_size) if shape.head_norms else None
+        k_norm = self.vector("k_norm", shape.head_size) if shape.head_norms else None
         sizes = shape.num_heads, shape.num_kv_heads, shape.head_size
         rope = ops.Rope(tuple(np.linspace(1.0, 0.1, shape.head_size // 2).tolist()))
-        self.program.add(ops.RopeStoreKV(qkv, KVLayer(0, 0), *sizes, rope, *norms))
+        self.program.add(ops.RopeStoreKV(qkv, KVLayer(0, 0), *sizes, rope, q_norm, k_norm))
         sinks = self.vector("sinks", shape.num_heads) if shape.has_sinks else None
         self.program.add(
             ops.PagedAttention(

@@ -56,15 +56,15 @@ def _key(score):
 
 
 @triton.jit
-def _scores(logits, first, temperature, vocab_size, BLOCK: tl.constexpr):
-    """A block of tempered scores; -inf past the vocabulary."""
+def _scores(logits, first, factor, vocab_size, BLOCK: tl.constexpr):
+    """A block of logits times 1 / temperature; -inf past the vocabulary."""
     token_id = first + tl.arange(0, BLOCK)
     score = tl.load(logits + token_id, mask=token_id < vocab_size, other=float("-inf"))
-    return token_id, tl.div_rn(score, tl.full((BLOCK,), 0.0, tl.float32) + temperature)
+    return token_id, score * factor
 
 
 @triton.jit
-def _find(logits, temperature, peak, limit, wanted, vocab_size, BY_MASS: tl.constexpr,
+def _find(logits, factor, peak, limit, wanted, vocab_size, BY_MASS: tl.constexpr,
           BLOCK: tl.constexpr):  # fmt: skip
     """The key at which the count, or the mass, of keys >= it first reaches `wanted`.
 
@@ -77,7 +77,7 @@ def _find(logits, temperature, peak, limit, wanted, vocab_size, BY_MASS: tl.cons
         candidate = found + (digit << shift)
         above = tl.zeros((16,), tl.float32)
         for first in range(0, vocab_size, BLOCK):
-            token_id, score = _scores(logits, first, temperature, vocab_size, BLOCK)
+            token_id, score = _scores(logits, first, factor, vocab_size, BLOCK)
             key = _key(score)
             amount = tl.where((key >= limit) & (token_id < vocab_size), 1.0, 0.0)
             if BY_MASS:
@@ -90,7 +90,7 @@ def _find(logits, temperature, peak, limit, wanted, vocab_size, BY_MASS: tl.cons
         shift -= 4
     strictly = 0.0
     for first in range(0, vocab_size, BLOCK):
-        token_id, score = _scores(logits, first, temperature, vocab_size, BLOCK)
+        token_id, score = _scores(logits, first, factor, vocab_size, BLOCK)
         key = _key(score)
         amount = tl.where((key > found) & (token_id < vocab_size), 1.0, 0.0)
         if BY_MASS:
@@ -100,12 +100,12 @@ def _find(logits, temperature, peak, limit, wanted, vocab_size, BY_MASS: tl.cons
 
 
 @triton.jit
-def _mass(logits, temperature, peak, limit, equals, vocab_size, BLOCK: tl.constexpr):
+def _mass(logits, factor, peak, limit, equals, vocab_size, BLOCK: tl.constexpr):
     """The mass of a prefix: keys above `limit`, and the first `equals` of those at it."""
     total = 0.0
     seen = 0
     for first in range(0, vocab_size, BLOCK):
-        token_id, score = _scores(logits, first, temperature, vocab_size, BLOCK)
+        token_id, score = _scores(logits, first, factor, vocab_size, BLOCK)
         kept, seen = _within(_key(score), token_id, limit, equals, seen, vocab_size)
         total += tl.sum(tl.where(kept, tl.exp(score - peak), 0.0), axis=0)
     return total
@@ -135,14 +135,14 @@ def _keep_better(best, best_id, other, other_id):
 
 
 @triton.jit
-def _choose(logits, temperature, limit, equals, position, sample_idx, low, high, vocab_size,
+def _choose(logits, factor, limit, equals, position, sample_idx, low, high, vocab_size,
             BLOCK: tl.constexpr):  # fmt: skip
     """Argmax over a prefix of score plus noise."""
     best = float("-inf")
     best_id = NOBODY
     seen = 0
     for first in range(0, vocab_size, BLOCK):
-        token_id, score = _scores(logits, first, temperature, vocab_size, BLOCK)
+        token_id, score = _scores(logits, first, factor, vocab_size, BLOCK)
         kept, seen = _within(_key(score), token_id, limit, equals, seen, vocab_size)
         noise = gumbel_noise(token_id, position, sample_idx, low, high)
         noisy = tl.where(kept, score + noise, float("-inf"))
@@ -152,14 +152,125 @@ def _choose(logits, temperature, limit, equals, position, sample_idx, low, high,
 
 
 @triton.jit
-def sample_kernel(
-    raw,  # [rows, vocab_size] fp32
-    adjusted,  # likewise, or raw itself
+def greedy_kernel(
+    logits,  # [rows, vocab_size] fp32, adjusted
+    ints,  # [5, capacity]: INT_FIELDS
+    chosen,  # [rows] int32
+    peaks,  # [rows] fp32: the largest logit, NaN if one is
+    first_row,
+    capacity,
+    vocab_size,
+    BLOCK: tl.constexpr,
+):
+    """The largest logit of each row, or the token to score."""
+    row = tl.program_id(0)
+    target = tl.load(ints + 4 * capacity + first_row + row)
+    peak = float("-inf")
+    greedy_id = NOBODY
+    is_nan = 0
+    for first in range(0, vocab_size, BLOCK):
+        token_id, score = _scores(
+            logits + row.to(tl.int64) * vocab_size, first, 1.0, vocab_size, BLOCK
+        )
+        is_nan += tl.sum((score != score).to(tl.int32), axis=0)
+        other, other_id = _best(score, token_id)
+        peak, greedy_id = _keep_better(peak, greedy_id, other, other_id)
+    tl.store(peaks + row, tl.where(is_nan > 0, float("nan"), peak))
+    tl.store(chosen + row, tl.where(target >= 0, target, greedy_id))
+
+
+@triton.jit
+def draw_kernel(
+    logits,  # [rows, vocab_size] fp32, adjusted
     floats,  # [3, capacity]: FLOAT_FIELDS
     ints,  # [5, capacity]: INT_FIELDS
     seeds,  # [capacity, 2] low and high words
     chosen,  # [rows] int32
-    peaks,  # [rows] fp32: the largest adjusted logit, NaN if one is
+    first_row,
+    capacity,
+    vocab_size,
+    BLOCK: tl.constexpr,
+):
+    """The token of each row that has a temperature and none to score."""
+    row = tl.program_id(0)
+    record = first_row + row
+    logits += row.to(tl.int64) * vocab_size
+    temperature = tl.load(floats + record)
+    target = tl.load(ints + 4 * capacity + record)
+    if (target < 0) & (temperature > 0):
+        factor = 1.0 / temperature
+        peak = float("-inf")
+        for first in range(0, vocab_size, BLOCK):
+            _, score = _scores(logits, first, factor, vocab_size, BLOCK)
+            peak = tl.maximum(peak, tl.max(score, axis=0))
+        count = _num_likely(
+            logits,
+            factor,
+            peak,
+            tl.load(ints + record),
+            tl.load(floats + 2 * capacity + record),
+            vocab_size,
+            BLOCK,
+        )
+        limit, equals = _filter(
+            logits, factor, peak, count, tl.load(floats + capacity + record), vocab_size, BLOCK
+        )
+        token = _choose(
+            logits,
+            factor,
+            limit,
+            equals,
+            tl.load(ints + capacity + record),
+            tl.load(ints + 2 * capacity + record),
+            tl.load(seeds + 2 * record).to(tl.uint32, bitcast=True),
+            tl.load(seeds + 2 * record + 1).to(tl.uint32, bitcast=True),
+            vocab_size,
+            BLOCK,
+        )
+        tl.store(chosen + row, token)
+
+
+@triton.jit
+def _num_likely(logits, factor, peak, top_k, min_p, vocab_size, BLOCK: tl.constexpr):
+    """How many tokens min_p and top_k keep."""
+    count = tl.where(top_k > 0, tl.minimum(top_k, vocab_size), vocab_size)
+    if min_p > 0:
+        likely = 0
+        for first in range(0, vocab_size, BLOCK):
+            token_id, score = _scores(logits, first, factor, vocab_size, BLOCK)
+            enough = (tl.exp(score - peak) >= min_p) & (token_id < vocab_size)
+            likely += tl.sum(enough.to(tl.int32), axis=0)
+        count = tl.minimum(count, likely)
+    return count
+
+
+@triton.jit
+def _filter(logits, factor, peak, count, top_p, vocab_size, BLOCK: tl.constexpr):
+    """The prefix of `count` tokens, cut where it holds top_p of its mass."""
+    limit = tl.full((), 0, tl.uint32)
+    equals = vocab_size
+    if count < vocab_size:
+        limit, above = _find(
+            logits, factor, peak, limit, count.to(tl.float32), vocab_size, False, BLOCK
+        )
+        equals = count - above.to(tl.int32)
+    if top_p < 1:
+        wanted = top_p * _mass(logits, factor, peak, limit, equals, vocab_size, BLOCK)
+        nucleus, above = _find(logits, factor, peak, limit, wanted, vocab_size, True, BLOCK)
+        bits = tl.where(nucleus >= NEGATIVE, nucleus ^ NEGATIVE, ~nucleus)
+        each = tl.exp(bits.to(tl.float32, bitcast=True) - peak)
+        most = tl.where(nucleus == limit, equals, vocab_size)
+        missing = tl.ceil((wanted - above) / each)
+        equals = tl.maximum(tl.minimum(missing, most.to(tl.float32)), 1.0).to(tl.int32)
+        limit = nucleus
+    return limit, equals
+
+
+@triton.jit
+def report_kernel(
+    logits,  # [rows, vocab_size] fp32, raw
+    ints,  # [5, capacity]: INT_FIELDS
+    chosen,  # [rows] int32
     logprobs,  # [rows] fp32
     top_ids,  # [rows, TOP] int32
     top_logprobs,  # [rows, TOP] fp32
@@ -168,29 +279,13 @@ def sample_kernel(
     vocab_size,
     BLOCK: tl.constexpr,
 ):
+    """Log-probabilities of the chosen token and of the most likely ones, where asked for."""
     row = tl.program_id(0)
-    record = first_row + row
-    logits = adjusted + row.to(tl.int64) * vocab_size
-    temperature = tl.load(floats + record)
-    target = tl.load(ints + 4 * capacity + record)
-    peak = float("-inf")
-    greedy_id = NOBODY
-    is_nan = 0
-    for first in range(0, vocab_size, BLOCK):
-        token_id, score = _scores(logits, first, 1.0, vocab_size, BLOCK)
-        is_nan += tl.sum((score != score).to(tl.int32), axis=0)
-        other, other_id = _best(score, token_id)
-        peak, greedy_id = _keep_better(peak, greedy_id, other, other_id)
-    tl.store(peaks + row, tl.where(is_nan > 0, float("nan"), peak))
-    token = tl.where(target >= 0, target, greedy_id)
-    if (target < 0) & (temperature > 0):
-        token = _draw(logits, floats, ints, seeds, record, capacity, temperature, vocab_size, BLOCK)
-    tl.store(chosen + row, token)
-    num_logprobs = tl.load(ints + 3 * capacity + record)
+    num_logprobs = tl.load(ints + 3 * capacity + first_row + row)
     if num_logprobs >= 0:
         _report(
-            raw + row.to(tl.int64) * vocab_size,
-            token,
+            logits + row.to(tl.int64) * vocab_size,
+            tl.load(chosen + row),
             num_logprobs,
             logprobs + row,
             top_ids + row * TOP,
@@ -201,58 +296,9 @@ def sample_kernel(
 
 
 @triton.jit
-def _draw(logits, floats, ints, seeds, record, capacity, temperature, vocab_size,
-          BLOCK: tl.constexpr):  # fmt: skip
-    """The token of a row with a temperature."""
-    top_p = tl.load(floats + capacity + record)
-    min_p = tl.load(floats + 2 * capacity + record)
-    top_k = tl.load(ints + record)
-    peak = float("-inf")
-    for first in range(0, vocab_size, BLOCK):
-        token_id, score = _scores(logits, first, temperature, vocab_size, BLOCK)
-        peak = tl.maximum(peak, tl.max(score, axis=0))
-    count = tl.where(top_k > 0, tl.minimum(top_k, vocab_size), vocab_size)
-    if min_p > 0:
-        likely = 0
-        for first in range(0, vocab_size, BLOCK):
-            token_id, score = _scores(logits, first, temperature, vocab_size, BLOCK)
-            enough = (tl.exp(score - peak) >= min_p) & (token_id < vocab_size)
-            likely += tl.sum(enough.to(tl.int32), axis=0)
-        count = tl.minimum(count, likely)
-    limit = tl.full((), 0, tl.uint32)
-    equals = vocab_size
-    if count < vocab_size:
-        limit, above = _find(
-            logits, temperature, peak, limit, count.to(tl.float32), vocab_size, False, BLOCK
-        )
-        equals = count - above.to(tl.int32)
-    if top_p < 1:
-        wanted = top_p * _mass(logits, temperature, peak, limit, equals, vocab_size, BLOCK)
-        nucleus, above = _find(logits, temperature, peak, limit, wanted, vocab_size, True, BLOCK)
-        key_peak = tl.where(nucleus >= NEGATIVE, nucleus ^ NEGATIVE, ~nucleus)
-        each = tl.exp(key_peak.to(tl.float32, bitcast=True) - peak)
-        most = tl.where(nucleus == limit, equals, vocab_size)
-        missing = tl.ceil((wanted - above) / each)
-        equals = tl.maximum(tl.minimum(missing, most.to(tl.float32)), 1.0).to(tl.int32)
-        limit = nucleus
-    return _choose(
-        logits,
-        temperature,
-        limit,
-        equals,
-        tl.load(ints + capacity + record),
-        tl.load(ints + 2 * capacity + record),
-        tl.load(seeds + 2 * record).to(tl.uint32, bitcast=True),
-        tl.load(seeds + 2 * record + 1).to(tl.uint32, bitcast=True),
-        vocab_size,
-        BLOCK,
-    )
-
-
-@triton.jit
 def _report(logits, token, num_logprobs, logprob, top_ids, top_logprobs, vocab_size,
             BLOCK: tl.constexpr):  # fmt: skip
-    """Log-probabilities of the chosen token and of the most likely ones."""
+    """What `report_kernel` says of one row."""
     peak = float("-inf")
     for first in range(0, vocab_size, BLOCK):
         token_id, score = _scores(logits, first, 1.0, vocab_size, BLOCK)
@@ -318,7 +364,8 @@ def adjust_kernel(
         inside = token_id < vocab_size
         value = tl.load(raw + row * vocab_size + token_id, mask=inside)
         if HAS_MASKS:
-            word = tl.load(words + token_id // 32, mask=inside & (mask_of >= 0), other=-1)
+            masked = inside & (tl.zeros_like(token_id) + mask_of >= 0)
+            word = tl.load(words + token_id // 32, mask=masked, other=-1)
             allowed = (word >> (token_id % 32)) & 1
             value = tl.where(allowed != 0, value, float("-inf"))
         tl.store(adjusted + row * vocab_size + token_id, value, mask=inside)

@@ -14,7 +14,7 @@ from hasten.kernels.triton.device import numbers, sample
 BLOCK = 1024
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]  # triton has no types
 def convert_kernel(x: Any, result: Any, TO_E4M3: tl.constexpr, SIZE: tl.constexpr) -> None:  # noqa: N803 (Triton's custom)
     at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     value = tl.load(x + at)
@@ -24,7 +24,7 @@ def convert_kernel(x: Any, result: Any, TO_E4M3: tl.constexpr, SIZE: tl.constexp
         tl.store(result + at, numbers.to_bf16(value))
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]  # triton has no types
 def noise_kernel(result: Any, seed: Any, SIZE: tl.constexpr) -> None:  # noqa: N803 (Triton's custom)
     at = tl.arange(0, SIZE)
     low = tl.load(seed).to(tl.uint32, bitcast=True)

@@ -52,7 +52,7 @@ def test_filters_over_several_blocks_of_a_row(
     short = {**backend.table.entries, "sample": replace(backend.table["sample"], block_in=32)}
     monkeypatch.setattr(backend.table, "entries", short)
     rng = np.random.default_rng(11)
-    logits = np.round(4 * rng.standard_normal((4, 100))).astype(np.float32) / 2
+    logits = (np.round(4 * rng.standard_normal((4, 100))) / 2).astype(np.float32)
     drawn = SamplingRecord(temperature=1.0, seed=9, num_logprobs=3)
     records = (
         replace(drawn, top_k=7),
