@@ -85,7 +85,8 @@ def load_drafters(
     found = []
     if "draft" in speculation.methods:
         assert speculation.spec_draft_model is not None
-        found.append(_load_draft(speculation.spec_draft_model, target, dtype, kv_dtype))
+        max_len = options.model.max_model_len
+        found.append(_load_draft(speculation.spec_draft_model, target, dtype, kv_dtype, max_len))
     if "eagle" in speculation.methods:
         assert speculation.spec_eagle_head is not None
         head = load_eagle(Path(speculation.spec_eagle_head), Target(target.config, target.weights))
@@ -102,8 +103,14 @@ def load_drafters(
     return tuple(found)
 
 
-def _load_draft(reference: str, target: LoadedModel, dtype: DType, kv_dtype: DType) -> DrafterModel:
-    model = load_model(reference)
+def _load_draft(
+    reference: str,
+    target: LoadedModel,
+    dtype: DType,
+    kv_dtype: DType,
+    max_model_len: int | None,
+) -> DrafterModel:
+    model = load_model(reference, max_model_len=max_model_len)
     if model.config.vocab_size != target.config.vocab_size:
         raise ConfigurationError(
             f"--spec-draft-model {reference}: its vocabulary has {model.config.vocab_size} tokens, "
