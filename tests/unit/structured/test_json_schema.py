@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from hasten.api.structured.compiler import byte_vocabulary
 from hasten.api.structured.json_schema import SchemaError, schema_grammar
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 PERSON = {
@@ -144,6 +144,7 @@ VALUES = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(KEYWORDS), VALUES, max_size=4))
 def test_any_schema_is_held_to_or_refused(schema: dict[str, Any]) -> None:
     try:

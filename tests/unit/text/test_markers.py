@@ -2,7 +2,7 @@
 
 import pytest
 from hasten.api.text.markers import EdgeTrimmer, MarkerFilter
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 
@@ -32,6 +32,7 @@ def test_markers_are_taken_out(text: str, shown: str, found: list[str]) -> None:
     assert filtered(text, ("<ab>", "[x]")) == (shown, found)
 
 
+@settings(deadline=None)
 @given(st.text("<ab>", max_size=60))
 def test_markers_are_those_that_a_search_finds(text: str) -> None:
     assert filtered(text, ("<ab>",))[0] == text.replace("<ab>", "|")

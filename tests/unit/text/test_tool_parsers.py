@@ -18,7 +18,7 @@ from hasten.api.text.tool_parsers.events import (
     joined,
 )
 from hasten.api.text.tool_parsers.forced import NamedParser, RequiredParser
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.transcripts import NUM_TRANSCRIPTS, transcripts
@@ -116,6 +116,7 @@ def test_arguments_are_shown_as_they_come() -> None:
     assert shown == call("f", '{"long": "and lon')
 
 
+@settings(deadline=None)
 @given(
     st.sampled_from(sorted(PARSERS)),
     st.lists(st.sampled_from(PIECES), max_size=30),
