@@ -27,7 +27,7 @@ class TrainEagleOptions:
     num_epochs: int = option(4, "times that the text is learnt from")
     num_passes: int = option(3, "drafting passes that training unrolls")
     train_batch_size: int = option(8, "texts of one training step")
-    learning_rate: float = option(4e-4, "its highest value")
+    learning_rate: float = option(8e-4, "its highest value")
     seed: int = option(0, "seed of prompts' order, text and training")
 
     def __post_init__(self) -> None:

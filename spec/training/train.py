@@ -49,7 +49,7 @@ class TrainingOptions:
     num_epochs: int = 4
     num_passes: int = 3
     batch_size: int = 8
-    learning_rate: float = 4e-4
+    learning_rate: float = 8e-4
     max_len: int = 512
     validation_share: float = 0.03
     save_every_s: float = 300.0
@@ -241,9 +241,10 @@ class _Tensors:
 
 def schedule(step: int, num_steps: int) -> float:
     """The learning rate's factor."""
-    if step < WARMUP_STEPS:
-        return (step + 1) / WARMUP_STEPS
-    done = (step - WARMUP_STEPS) / max(num_steps - WARMUP_STEPS, 1)
+    warmup = max(min(WARMUP_STEPS, num_steps // 20), 1)
+    if step < warmup:
+        return (step + 1) / warmup
+    done = (step - warmup) / max(num_steps - warmup, 1)
     return FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
 
 
