@@ -13,8 +13,8 @@ from hasten.evals.gate import Verdict
 from hasten.evals.memory import RememberingTarget
 from hasten.evals.pair import Pair
 from hasten.evals.report.diagnosis import diagnose
+from hasten.evals.report.terminal import wide_console
 from hasten.evals.run import Run
-from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Proof:
             expected = Verdict.FAIL if change.harmful else Verdict.PASS
             num_wrong += record.verdict is not expected
             table.add_row(change.name, expected.value, record.verdict.value, *_evidence(record))
-        Console().print(table)
+        wide_console().print(table)
         return 1 if num_wrong else 0
 
     def _open(self, change: Change | None) -> RememberingTarget:

@@ -22,7 +22,7 @@ DECIDED = (Verdict.PASS, Verdict.INFORMATION)
 
 def print_report(record: Record, console: Console | None = None) -> None:
     """Print a record."""
-    console = console or _console()
+    console = console or wide_console()
     console.print(f"candidate  {record.candidate.name}", markup=False)
     console.print(f"baseline   {record.baseline.name}", markup=False)
     console.print(_table(record))
@@ -39,7 +39,7 @@ def print_report(record: Record, console: Console | None = None) -> None:
     console.print(f"[{COLOURS[record.verdict]}]{headline(record)}[/]")
 
 
-def _console() -> Console:
+def wide_console() -> Console:
     """Files and pipes have no width of their own: lines stay whole there."""
     plain = Console(highlight=False)
     return plain if plain.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
