@@ -12,6 +12,7 @@ from hasten.api.structured.compiler import (
     MAX_GRAMMAR_LEN,
     GrammarError,
     byte_vocabulary,
+    refuse_failed,
 )
 
 MAX_REMEMBERED = 256
@@ -23,4 +24,7 @@ def check_grammar(grammar: str) -> None:
     if len(grammar) > MAX_GRAMMAR_LEN:
         raise GrammarError(f"holds {len(grammar)} characters, at most {MAX_GRAMMAR_LEN}")
     vocabulary = byte_vocabulary()
-    completion(vocabulary, vocabulary.matcher(grammar))
+    matcher = vocabulary.matcher(grammar)
+    matcher.compute_bitmask()
+    refuse_failed(matcher)
+    completion(vocabulary, matcher)

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-import numpy as np
 from hasten.api.structured.compiler import refuse_failed
 
 if TYPE_CHECKING:
@@ -26,9 +25,9 @@ if TYPE_CHECKING:
 MAX_COMPLETION_STEPS = 512
 """Bytes or forced tokens: a way that has not ended by then counts as endless."""
 MAX_MARGIN = 32  # tokens
-FREE_TEXT = 40
-"""Where so many of the printable characters may follow, they are text; in numbers and between
-values there are fewer."""
+MAX_EVERY = 8  # positions
+_ONLY_IN_TEXT = b"qK~&"
+"""Where all of these may follow there is text; in numbers, addresses and between values not."""
 
 _PRINTABLE = bytes(range(0x21, 0x7F))
 
@@ -70,16 +69,22 @@ def completion(vocabulary: Vocabulary, matcher: LLMatcher) -> list[int] | None:
 
 def _closing_byte(vocabulary: Vocabulary, matcher: LLMatcher, lately: deque[int]) -> list[int]:
     """The token of the byte to try, none without one; `lately` are those tried before."""
-    allowed = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
-    ids = {byte: i for byte, i in vocabulary.byte_ids.items() if allowed[i]}
     order = _BETWEEN
-    if sum(byte in ids for byte in _PRINTABLE) >= FREE_TEXT:
+    if all(_is_allowed(vocabulary, matcher, byte) for byte in _ONLY_IN_TEXT):
         is_behind_letter = bool(lately) and chr(lately[-1]).isalnum()
         order = _BEHIND_LETTERS if is_behind_letter else _BEHIND_OTHERS
-    candidates = [byte for byte in order if byte in ids]
-    candidates.sort(key=lambda byte: byte in lately and byte not in _ENDS)  # stable
-    lately.extend(candidates[:1])
-    return [ids[byte] for byte in candidates[:1]]
+    tried = [byte for byte in order if byte in lately and byte not in _ENDS]
+    for byte in (*(byte for byte in order if byte not in tried), *tried):
+        if _is_allowed(vocabulary, matcher, byte):
+            lately.append(byte)
+            return [vocabulary.byte_ids[byte]]
+    return []
+
+
+def _is_allowed(vocabulary: Vocabulary, matcher: LLMatcher, byte: int) -> bool:
+    # Not by a mask, which takes as long as fifty of these.
+    token_id = vocabulary.byte_ids.get(byte)
+    return token_id is not None and matcher.validate_tokens([token_id]) == 1
 
 
 def _in_fewer_tokens(vocabulary: Vocabulary, matcher: LLMatcher, path: list[int]) -> list[int]:
@@ -90,26 +95,45 @@ def _in_fewer_tokens(vocabulary: Vocabulary, matcher: LLMatcher, path: list[int]
 
 
 class Closing:
-    """When one request's output has to be led to its end. `shortest` is from its beginning."""
+    """When one request's output has to be led to its end. `shortest` is from its beginning.
+
+    A way is looked for at every few positions, which takes as long as some masks; between them, and
+    from the first that has to be taken on, it is known. Rows are asked for in order: of drafts that
+    turn out wrong, again.
+    """
 
     def __init__(self, shortest: list[int] | None, max_tokens: int) -> None:
         self._max_tokens = max_tokens
         self._margin = min(MAX_MARGIN, max_tokens // 4)
+        self._every = max(1, min(MAX_EVERY, max_tokens // 32))
+        self._ways: dict[int, list[int] | None] = {}
         self._zone = 0
         # Where the limit leaves no choice at all, the model chooses and the limit ends it.
         if shortest is not None and len(shortest) + 1 + self._margin < max_tokens:
-            # Looking for a way takes as long as many masks, so nothing is asked far from the limit.
             self._zone = 2 * len(shortest) + 4 * self._margin
 
     def next_token(
         self, vocabulary: Vocabulary, matcher: LLMatcher, num_output_tokens: int
     ) -> int | None:
         """The only token to allow in the row behind so many; EOS at the end; None for any."""
-        remaining = self._max_tokens - num_output_tokens
-        if remaining > self._zone:
+        if self._max_tokens - num_output_tokens > self._zone:
             return None
+        ahead = num_output_tokens % self._every
+        position = num_output_tokens - ahead
+        if ahead == 0:
+            self._ways[position] = self._way(vocabulary, matcher, position)
+        way = self._ways.get(position)
+        if way is None:
+            return None
+        return way[ahead] if ahead < len(way) else vocabulary.eos_token_id
+
+    def _way(self, vocabulary: Vocabulary, matcher: LLMatcher, position: int) -> list[int] | None:
+        """What has to be written from here on; None while the model is free."""
+        before = self._ways.get(position - self._every)
+        if before is not None:
+            return before[self._every :]
         path = completion(vocabulary, matcher)
         # The end is a token too.
-        if path is None or len(path) + 1 + self._margin < remaining:
-            return None
-        return path[0] if path else vocabulary.eos_token_id
+        slack = 1 + self._margin + self._every
+        is_free = path is None or len(path) + slack < self._max_tokens - position
+        return None if is_free else path

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hasten.api.structured.closing import MAX_MARGIN, Closing, completion
+from hasten.api.structured.closing import MAX_EVERY, MAX_MARGIN, Closing, completion
 from hasten.api.structured.compiler import byte_vocabulary
 from hasten.api.structured.json_schema import schema_grammar
 
@@ -56,28 +56,45 @@ def test_no_way_is_no_closing() -> None:
     assert way_behind('start: /[^#]*/ "###" /[^#]*/ "end"') is None
 
 
-def test_a_row_is_ruled_once_the_limit_is_near() -> None:
+def test_rows_are_ruled_once_the_limit_is_near() -> None:
     grammar = schema_grammar({"type": "array", "items": {"type": "string"}})
     matcher = VOCABULARY.matcher(grammar)
     matcher.try_consume_tokens(list(b'["abc'))
     closing = Closing(completion(VOCABULARY, VOCABULARY.matcher(grammar)), max_tokens=1000)
     asked = [closing.next_token(VOCABULARY, matcher, n) for n in range(1000)]
-    # Two closing bytes, the end, and a margin.
-    first = asked.index(ord('"'))
-    assert first == 1000 - 3 - MAX_MARGIN
+    # Two closing bytes, the end, and a margin, at the first position where that is looked at.
+    first = 1000 - 3 - MAX_MARGIN - MAX_EVERY
+    first += -first % MAX_EVERY
     assert asked[:first] == [None] * first
-    assert set(asked[first:]) == {ord('"')}
+    assert asked[first : first + 2] == list(b'"]')
+    assert set(asked[first + 2 :]) == {VOCABULARY.eos_token_id}
+
+
+def test_a_wrong_draft_leaves_nothing_behind() -> None:
+    """Positions behind it are asked for again, in the state that they really have."""
+    grammar = schema_grammar({"type": "array", "items": {"type": "string"}})
+    shortest = completion(VOCABULARY, VOCABULARY.matcher(grammar))
+    right, drafted = VOCABULARY.matcher(grammar), VOCABULARY.matcher(grammar)
+    right.try_consume_tokens(list(b'["abc'))
+    drafted.try_consume_tokens(list(b'["abc",["'))
+    plain, disturbed = (Closing(shortest, max_tokens=200) for _ in range(2))
+    expected = [plain.next_token(VOCABULARY, right, n) for n in range(200)]
+    for n in range(200):
+        for ahead in range(min(9, 200 - n)):
+            matcher = drafted if ahead else right
+            token_id = disturbed.next_token(VOCABULARY, matcher, n + ahead)
+            assert ahead or token_id == expected[n]
 
 
 def test_at_an_end_the_end_is_asked_for() -> None:
     grammar = schema_grammar({"type": "integer"})
     matcher = VOCABULARY.matcher(grammar)
     matcher.try_consume_tokens(list(b"123"))
-    assert Closing([1], max_tokens=8).next_token(VOCABULARY, matcher, 7) == VOCABULARY.eos_token_id
+    assert Closing([1], max_tokens=8).next_token(VOCABULARY, matcher, 6) == VOCABULARY.eos_token_id
 
 
 def test_few_tokens_have_a_small_margin() -> None:
     grammar = schema_grammar({"type": "integer"})
     closing = Closing([1], max_tokens=8)
     matcher = VOCABULARY.matcher(grammar)
-    assert [closing.next_token(VOCABULARY, matcher, n) for n in range(4)] == [None] * 4
+    assert [closing.next_token(VOCABULARY, matcher, n) for n in range(3)] == [None] * 3
