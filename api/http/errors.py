@@ -64,12 +64,17 @@ class ApiError(Exception):
             }
         }
 
-    def response(self) -> Response:
+    @property
+    def headers(self) -> dict[str, str]:
+        """What an answer with this error says beside its body."""
         seconds = self.retry_after_s
+        return {} if seconds is None else {"retry-after": str(math.ceil(seconds))}
+
+    def response(self) -> Response:
         return Response(
             msgspec.json.encode(self.body()),
             status_code=self.status,
-            headers=None if seconds is None else {"retry-after": str(math.ceil(seconds))},
+            headers=self.headers,
             media_type="application/json",
         )
 
