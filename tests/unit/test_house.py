@@ -21,7 +21,10 @@ MAY_IMPORT = {
     "api": {"core", "kernels", "quant", "spec", "evals"},
     "evals": {"core", "kernels", "quant", "spec", "api"},
 }
-PURE = ("blocks", "latency", "memory", "plan", "policy", "request", "scheduler")
+PURE = (
+    "blocks", "deadlines", "fairness", "inspection", "isolation", "latency", "memory", "overload",
+    "plan", "policy", "preemption", "request", "scheduler", "wait",
+)  # fmt: skip
 """Modules of `core` that only keep books: no torch, no clock, no randomness, no I/O."""
 IMPURE_IMPORTS = {"torch", "time", "random", "os", "pathlib", "socket", "datetime", "secrets"}
 
