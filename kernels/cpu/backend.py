@@ -95,13 +95,13 @@ class CpuBackend:
 
     def describe(self, op: Op, weights: Mapping[WeightName, Weight]) -> str:
         """The instruction set, and for a linear what it multiplies."""
-        if not isinstance(op, ops.Linear):
+        if not isinstance(op, ops.Linear | ops.GroupedLinear):
             return f"cpu ({self.isa})"
         wants_int8 = self.linear_inputs is LinearInputs.INT8
-        formats = [
+        formats = dict.fromkeys(
             weight_format(part, op.x, wants_int8=wants_int8)
             for part in parts_of(weights[op.weight])
-        ]
+        )
         products = " | ".join(
             f"{found.name.lower()} x {INPUT_FORMS[found].name}".lower() for found in formats
         )
