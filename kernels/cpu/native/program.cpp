@@ -348,7 +348,8 @@ void Program::run(Step step) {
   team_.run([&](int thread) { run_thread(step, thread); });
   const int failed = failed_row_.load(std::memory_order_relaxed);
   if (failed >= 0) {
-    throw std::domain_error("the logits of row " + std::to_string(failed) + " hold NaN");
+    throw std::domain_error("the logits of row " + std::to_string(failed) +
+                            " hold NaN or forbid every token");
   }
 }
 

@@ -58,9 +58,12 @@ class RowSampler {
   }
 
  private:
-  // False, and the step fails, where a logit is not a number.
+  // False, and the step fails, where a logit is not a number or no token is possible.
   bool find_largest() {
-    if (vocab_.largest(logits_, size_, &largest_, &largest_token_)) return true;
+    if (vocab_.largest(logits_, size_, &largest_, &largest_token_) &&
+        largest_ != kNegativeInfinity) {
+      return true;
+    }
     step_.failed_row->store(row_, std::memory_order_relaxed);
     return false;
   }
@@ -110,7 +113,7 @@ class RowSampler {
   int choose() {
     if (!adjust()) return 0;
     temperature_ = rows_.temperature[row_];
-    if (temperature_ == 0.0f || largest_ == kNegativeInfinity) return largest_token_;
+    if (temperature_ == 0.0f) return largest_token_;
     key_ = {rows_.seeds[row_], rows_.positions[row_], rows_.sample_idx[row_]};
     const float min_p = rows_.min_p[row_];
     const float top = largest_ / temperature_;

@@ -141,9 +141,16 @@ def test_damaged_steps_are_computed_or_refused(
         step = damaged(step, path, change(arrays_of(step)[path], kind, numbers))
     try:
         token_ids = executable.run(step).token_ids.copy()
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, FloatingPointError):
         return
     assert ((token_ids >= 0) & (token_ids < VOCAB)).all()
+
+
+def test_forbidding_every_token_is_an_error(executable: Executable) -> None:
+    step = good_step()
+    nothing = replace(step.sampling, masks=np.zeros((1, 3), np.uint32))
+    with pytest.raises(FloatingPointError, match="forbid every token"):
+        executable.run(replace(step, sampling=nothing))
 
 
 def test_the_good_step_is_computed(executable: Executable) -> None:
