@@ -14,6 +14,7 @@ Exercised by `pytest tests/unit/structured/test_closing.py`.
 from __future__ import annotations
 
 from collections import deque
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from hasten.api.structured.compiler import refuse_failed
@@ -73,8 +74,10 @@ def _closing_byte(vocabulary: Vocabulary, matcher: LLMatcher, lately: deque[int]
     if all(_is_allowed(vocabulary, matcher, byte) for byte in _ONLY_IN_TEXT):
         is_behind_letter = bool(lately) and chr(lately[-1]).isalnum()
         order = _BEHIND_LETTERS if is_behind_letter else _BEHIND_OTHERS
-    tried = [byte for byte in order if byte in lately and byte not in _ENDS]
-    for byte in (*(byte for byte in order if byte not in tried), *tried):
+    tried = set(lately).difference(_ENDS)
+    # Without lists: the first few bytes of an order are nearly always enough.
+    first = (byte for byte in order if byte not in tried)
+    for byte in chain(first, (byte for byte in order if byte in tried)):
         if _is_allowed(vocabulary, matcher, byte):
             lately.append(byte)
             return [vocabulary.byte_ids[byte]]

@@ -26,8 +26,8 @@ from rich.console import Console
 
 SHOW = Console(highlight=False).print
 BATCH = 8
-NUM_ROUNDS = 6
-NUM_TOKENS = 48
+NUM_ROUNDS = 5
+NUM_TOKENS = 96
 PERSON: dict[str, Any] = {
     "type": "object",
     "properties": {
