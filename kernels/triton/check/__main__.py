@@ -51,7 +51,7 @@ def compile_arch(
     if is_quick:
         variants = one_of_each(variants)
     capability = int(arch.removeprefix("sm_"))
-    num_processes = len(os.sched_getaffinity(0))
+    num_processes = 1 if is_quick else len(os.sched_getaffinity(0))
     results = []
     for variant, outcome in compile_all(variants, capability, num_processes):
         label = variants[variant]

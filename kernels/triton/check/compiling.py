@@ -1,4 +1,4 @@
-"""Compiling a recorded launch for an architecture, on processes of its own."""
+"""Compiling recorded launches for an architecture, on as many processes as wanted."""
 
 from __future__ import annotations
 
@@ -45,8 +45,11 @@ def compile_all(
     variants: Iterable[Variant], capability: int, num_processes: int
 ) -> Iterator[tuple[Variant, MachineCode | str]]:
     """Each variant with its machine code, or with why it does not compile."""
-    context = multiprocessing.get_context("spawn")
     attempt = partial(_attempt, capability=capability)
+    if num_processes == 1:
+        yield from map(attempt, variants)
+        return
+    context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(num_processes, mp_context=context) as pool:
         yield from pool.map(attempt, variants)
 

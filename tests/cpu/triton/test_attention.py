@@ -21,33 +21,57 @@ HEAD_SIZE = 16
 
 
 def make_recorder(
-    lengths: tuple[int, ...], kv_dtype: DType, heads: tuple[int, int], **options: object
+    lengths: tuple[int, ...],
+    kv_dtype: DType,
+    heads: tuple[int, int],
+    *,
+    window: int | None = None,
+    is_static: bool = False,
+    is_rich: bool = False,
 ) -> Recorder:
-    """A program of rotation and attention over random rows."""
+    """A program of rotation and attention over random rows; `is_rich` adds norms, cap and sinks."""
     num_heads, num_kv_heads = heads
-    window = options.get("window")
-    spec = KVGroupSpec(1, num_kv_heads, HEAD_SIZE, kv_dtype, window)  # type: ignore[arg-type]  # an option
+    spec = KVGroupSpec(1, num_kv_heads, HEAD_SIZE, kv_dtype, window)
     recorder = Recorder(DType.BF16, lengths, (spec,))
     qkv, _ = recorder.operand("qkv", (num_heads + 2 * num_kv_heads) * HEAD_SIZE, spread=1.5)
     rope = ops.Rope(tuple(1e4 ** (-i / 8) for i in range(HEAD_SIZE // 2)))
-    kv_scales = (0.02, 0.03) if options.get("static") else None
+    kv_scales = (0.02, 0.03) if is_static else None
+    norm = sinks = None
+    if is_rich:
+        norm = recorder.weight("norm", recorder.rng.uniform(0.5, 2.0, HEAD_SIZE))
+        sinks = recorder.weight("sinks", recorder.rng.standard_normal(num_heads))
     sizes = (num_heads, num_kv_heads, HEAD_SIZE)
-    recorder.program.add(ops.RopeStoreKV(qkv, KVLayer(0, 0), *sizes, rope, kv_scales=kv_scales))
+    recorder.program.add(
+        ops.RopeStoreKV(qkv, KVLayer(0, 0), *sizes, rope, norm, norm, kv_scales=kv_scales)
+    )
     out = recorder.buffer(OUT, num_heads * HEAD_SIZE)
-    op = ops.PagedAttention(qkv, out, KVLayer(0, 0), *sizes, 0.25, window=spec.window)
+    op = ops.PagedAttention(
+        qkv, out, KVLayer(0, 0), *sizes, 0.25, window, 5.0 if is_rich else None, sinks
+    )
     recorder.program.add(op)
     recorder.program.tap(OUT, out)
     return recorder
 
 
-def run(backend: TritonBackend | ReferenceBackend, recorder: Recorder, schedule: Schedule) -> F32:
-    """The rows of all steps, in the workload's order."""
+def run(
+    backend: TritonBackend | ReferenceBackend,
+    recorder: Recorder,
+    schedule: Schedule,
+    *,
+    is_poisoned: bool = False,
+) -> F32:
+    """The rows of all steps, in the workload's order; the cache may hold NaN at first."""
     groups = recorder.program.kv_groups
     maker = BatchMaker(recorder.lengths, groups)
     cache = backend.allocate_kv(KVPlan(groups, (maker.num_blocks,) * len(groups), BLOCK_SIZE))
-    capacity = Capacity(sum(recorder.lengths), len(recorder.lengths), 1, maker.max_len)
+    most_tokens = max(sum(recorder.lengths), maker.max_len)
+    capacity = Capacity(most_tokens, len(recorder.lengths), 1, maker.max_len)
     executable = backend.compile(recorder.program, recorder.weights, cache, capacity)
     result = np.full((sum(recorder.lengths), recorder.program.taps[OUT].width), np.nan, np.float32)
+    if is_poisoned:
+        for request in range(len(recorder.lengths)):
+            executable.run(maker.poison(request, sum(recorder.lengths)))
+        executable.run(maker.poison_null_block(sum(recorder.lengths)))
     for parts in schedule:
         executable.run(maker.batch(parts))
         result[maker.rows(parts)] = executable.tap(OUT)
@@ -75,10 +99,24 @@ def test_splits_of_a_long_context_change_no_bit(
     assert np.array_equal(run(backend, recorder, together), run(backend, recorder, apart))
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of NaN
+@pytest.mark.parametrize("kv_dtype", [DType.BF16, DType.FP8_E4M3])
+def test_norms_cap_sinks_and_window_read_nothing_beyond(
+    backend: TritonBackend, kv_dtype: DType
+) -> None:
+    lengths = (21, 5)
+    recorder = make_recorder(lengths, kv_dtype, (3, 1), window=9, is_rich=True)
+    together, apart = whole_and_last(lengths)
+    result = run(backend, recorder, together)
+    wanted = run(ReferenceBackend(), recorder, together)
+    assert np.abs(result - wanted).max() <= 2.0**-6 * np.abs(wanted).max()
+    assert np.array_equal(run(backend, recorder, apart, is_poisoned=True), result)
+
+
 @pytest.mark.parametrize("static", [False, True])
 def test_an_fp8_cache_reads_as_in_the_reference(backend: TritonBackend, static: bool) -> None:
     lengths = (37, 5)
-    recorder = make_recorder(lengths, DType.FP8_E4M3, (4, 2), static=static)
+    recorder = make_recorder(lengths, DType.FP8_E4M3, (4, 2), is_static=static)
     together, apart = whole_and_last(lengths)
     result = run(backend, recorder, together)
     wanted = run(ReferenceBackend(), recorder, together)
