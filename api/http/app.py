@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from fastapi import FastAPI
+from hasten.api.http.anthropic import count_tokens, create_message
+from hasten.api.http.anthropic_answer import error_response
 from hasten.api.http.body import decode_body, read_body
 from hasten.api.http.chat import create_chat_completion
 from hasten.api.http.completions import create_completion
@@ -20,6 +22,8 @@ from hasten.api.http.live import debug_requests, live
 from hasten.api.http.openapi import show_openapi
 from hasten.api.http.pages import PREFIX, show_page
 from hasten.api.http.requests import DetokenizeRequest, TokenizeRequest
+from hasten.api.http.responses import create_response, delete_response, show_response
+from hasten.api.http.responses_store import ResponseStore
 from hasten.api.http.service import Service, service_of
 from hasten.api.http.streaming import ClientGoneError
 from hasten.api.security.caller import Caller
@@ -37,16 +41,30 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 _OPEN_PATHS = frozenset({"/", "/health", "/ready", "/version", "/metrics", "/openapi.json"})
-_GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+_MESSAGES_PATH = "/v1/messages"
+_GENERATION_PATHS = frozenset(
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        _MESSAGES_PATH,
+    }
+)
 
 
 def create_app(service: Service, allowed_origins: Sequence[str] = ()) -> FastAPI:
     """All end points over one `Service`; pages of `allowed_origins` may call them (CORS)."""
     app = FastAPI(title="Hasten", openapi_url=None)
     app.state.service = service
+    app.state.responses = ResponseStore()
     for path, endpoint, method in (
         ("/v1/chat/completions", create_chat_completion, "POST"),
         ("/v1/completions", create_completion, "POST"),
+        ("/v1/responses", create_response, "POST"),
+        ("/v1/responses/{id}", show_response, "GET"),
+        ("/v1/responses/{id}", delete_response, "DELETE"),
+        (_MESSAGES_PATH, create_message, "POST"),
+        (f"{_MESSAGES_PATH}/count_tokens", count_tokens, "POST"),
         ("/v1/models", list_models, "GET"),
         ("/v1/models/{model:path}", show_model, "GET"),
         ("/tokenize", tokenize, "POST"),
@@ -96,7 +114,9 @@ class Gate:
                     who = Caller(key, trace_parent=_header(scope, b"traceparent").decode("latin-1"))
                     stack.enter_context(self._service.work(who))
             except ApiError as refusal:
-                await refusal.response()(scope, receive, send)
+                is_messages = scope["path"].startswith(_MESSAGES_PATH)
+                answer = error_response(refusal) if is_messages else refusal.response()
+                await answer(scope, receive, send)
                 return
             await self._app(scope, receive, send)
 
@@ -105,7 +125,10 @@ class Gate:
         path = scope["path"]
         if path in _OPEN_PATHS or path.startswith(PREFIX):
             return ANYBODY
-        return self._service.check_key(_header(scope, b"authorization"))
+        # Anthropic's clients send the bare key.
+        bare = _header(scope, b"x-api-key")
+        given = _header(scope, b"authorization") or (bare and b"Bearer " + bare)
+        return self._service.check_key(given)
 
 
 def _header(scope: Scope, wanted: bytes) -> bytes:

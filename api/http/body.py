@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import re
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -16,6 +17,8 @@ from hasten.api.http.streaming import ClientGoneError
 from starlette.requests import ClientDisconnect
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
     from starlette.requests import Request
 
 MAX_BODY_BYTES = 8 * 2**20
@@ -71,31 +74,52 @@ def decode_body(body: bytes, kind: type[_Body]) -> _Body:
         raise ApiError(400, "the body is nested too deeply", code="invalid_json") from error
 
 
-def _invalid(message: str, kind: type[msgspec.Struct]) -> ApiError:
+def convert(value: object, kind: type[_Body], where: str) -> _Body:
+    """A part of a body, decoded already, as a `kind`. Raises ApiError 400; `where` is its path."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error), kind, where) from error
+
+
+@contextmanager
+def renaming(client_name: Callable[[str], str]) -> Iterator[None]:
+    """Tell what is wrong with a request made from a client's by the client's own names."""
+    try:
+        yield
+    except ApiError as error:
+        if error.param is None or (name := client_name(error.param)) == error.param:
+            raise
+        message = str(error).replace(error.param, name, 1)
+        raise ApiError(error.status, message, param=name, code=error.code) from error
+
+
+def _invalid(message: str, kind: type[msgspec.Struct], where: str = "") -> ApiError:
     found = _PATH.search(message)
     path = found["path"] if found else ""
     reason = message[: found.start()] if found else message
+    known = () if path else kind.__struct_fields__
+    path = _join(where, path) if path else where
     if unknown := _UNKNOWN_FIELD.search(reason):
-        return _unknown_field(path, unknown["name"], kind)
+        return _unknown_field(path, unknown["name"], known)
     if missing := _MISSING_FIELD.search(reason):
         param = _join(path, missing["name"])
         return ApiError(400, f"{param} is required", param=param, code="missing_field")
-    where = path or "the body"
+    shown = path or "the body"
     return ApiError(
-        400, f"{where}: {_lower_first(reason)}", param=path or None, code="invalid_type"
+        400, f"{shown}: {_lower_first(reason)}", param=path or None, code="invalid_type"
     )
 
 
-def _unknown_field(path: str, name: str, kind: type[msgspec.Struct]) -> ApiError:
+def _unknown_field(path: str, name: str, known: Iterable[str]) -> ApiError:
     param = _join(path, name)
-    known = kind.__struct_fields__ if not path else ()
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
     return ApiError(400, f"unknown field {param!r}{hint}", param=param, code="unknown_field")
 
 
 def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
+    return f"{path}.{name}" if path and not name.startswith("[") else path + name
 
 
 def _lower_first(text: str) -> str:
