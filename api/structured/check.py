@@ -1,6 +1,6 @@
 """Whether a grammar can be followed at all: tried on bytes, before a request costs anything.
 
-Exercised by `pytest tests/unit/structured/test_check.py`.
+Exercised by `pytest tests/unit/structured/test_json_schema.py`.
 """
 
 from __future__ import annotations

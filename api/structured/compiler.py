@@ -3,7 +3,7 @@
 A grammar is a string: llguidance's own JSON, or its dialect of Lark. Compiling builds an Earley
 parser over lexemes; each mask walks the vocabulary's trie. Both run against fuel, which counts work
 and not time, so a grammar is too complex on every machine or on none.
-Exercised by `pytest tests/unit/structured/test_compiler.py`.
+Exercised by `pytest tests/unit/structured`.
 """
 
 from __future__ import annotations
