@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 PROPOSERS: dict[str, Callable[[], Proposer]] = {"ngram": NgramProposer, "suffix": SuffixProposer}
 """Those that need no model."""
+PASS_SHARE = 0.5
+"""How long a drafter may catch up between two steps, as a share of what a step may take."""
 
 
 def make_speculator(
@@ -50,14 +52,16 @@ def make_speculator(
         DepthController(step_times, limits),
         speculation.spec_max_depth,
         speculation.fixed_depth,
-        _drafting(drafters, blocks),
+        _drafting(drafters, blocks, PASS_SHARE * scheduling.step_limit_s),
     )
 
 
 def _drafting(
-    drafters: Sequence[Drafter], blocks: BlockManager | None
+    drafters: Sequence[Drafter], blocks: BlockManager | None, max_pass_s: float
 ) -> dict[str, DrafterProposer]:
     if not drafters:
         return {}
     assert blocks is not None, "drafters write into blocks"
-    return {drafter.model.name: DrafterProposer(drafter, blocks) for drafter in drafters}
+    return {
+        drafter.model.name: DrafterProposer(drafter, blocks, max_pass_s) for drafter in drafters
+    }

@@ -23,12 +23,13 @@ Exercised by `pytest tests/cpu/spec/test_drafters.py`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from hasten.core.drafter import MAX_PASS_TOKENS
-from hasten.core.latency import EMPTY_STEP
+from hasten.core.latency import EMPTY_STEP, ItlBudget
 from hasten.spec.draft_batch import DraftRows
 from hasten.spec.proposer import NO_DRAFT, Draft
 
@@ -75,8 +76,12 @@ class _Run:
 class DrafterProposer:
     """One drafter for all requests of an engine."""
 
-    def __init__(self, drafter: Drafter, blocks: BlockManager) -> None:
+    def __init__(
+        self, drafter: Drafter, blocks: BlockManager, max_pass_s: float = math.inf
+    ) -> None:
+        """Catching up is cut to what a pass of `max_pass_s` computes, as predicted."""
         self._drafter = drafter
+        self._budget = ItlBudget(drafter.step_times, max_pass_s, blocks.block_size)
         self._overhead_s = FIRST_OVERHEAD_S
         self._blocks = blocks
         self._rows = DraftRows(drafter, blocks)
@@ -146,7 +151,7 @@ class DrafterProposer:
 
     def _first_pass(self, runs: Sequence[_Run]) -> list[_Run]:
         """Compute what requests are behind by; returns those that are there, with a guess."""
-        num_left = MAX_PASS_TOKENS
+        num_left = max(self._budget.max_chunk(EMPTY_STEP, 0, MAX_PASS_TOKENS), len(runs))
         there: list[_Run] = []
         self._rows.begin()
         for run in runs:

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from hasten.spec.acceptance import AcceptanceHistory
-from hasten.spec.depth import EXPLORE_EVERY, Candidate
+from hasten.spec.depth import EXPLORE_EVERY
 from hasten.spec.proposer import NO_DRAFT, Draft
+from hasten.spec.turn import NO_GUESS, Guess, Turn, worth_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -30,17 +31,6 @@ if TYPE_CHECKING:
     from hasten.spec.proposer import Proposer
 
 
-class _Guess(NamedTuple):
-    """A draft with the survivals that its proposer's history gives it."""
-
-    token_ids: Sequence[int]
-    survivals: Sequence[float]
-
-    def worth(self, line: float) -> float:
-        return _worth(self.survivals, line)
-
-
-NO_GUESS = _Guess((), ())
 WORTH_FADE = 0.9
 """What remains of the opinion on a method after one more draft."""
 USUAL_FADE = 0.995
@@ -88,35 +78,6 @@ class _DraftingMethod:
     def forget(self, request_id: RequestId) -> None:
         self.proposer.forget(request_id)
         self.history.forget(request_id)
-
-
-@dataclass(slots=True)
-class _Turn:
-    """One call: who decodes, how deep at most, and the best guess for each so far."""
-
-    requests: Sequence[Request]
-    limits: Sequence[int]
-    num_tokens: Sequence[int]
-    beside: StepShape
-    best: dict[int, tuple[float, _Guess]] = field(default_factory=dict)
-
-    def offer(self, idx: int, worth: float, guess: _Guess) -> None:
-        if guess.token_ids and (idx not in self.best or worth > self.best[idx][0]):
-            self.best[idx] = worth, guess
-
-    def worth_at(self, idx: int) -> float:
-        return self.best[idx][0] if idx in self.best else 0.0
-
-    def guesses(self) -> list[_Guess]:
-        return [
-            self.best[idx][1] if idx in self.best else NO_GUESS for idx in range(len(self.requests))
-        ]
-
-    def candidates(self, survivals: Sequence[Sequence[float]]) -> list[Candidate]:
-        return [
-            Candidate(request.request_id, count, each)
-            for request, count, each in zip(self.requests, self.num_tokens, survivals, strict=True)
-        ]
 
 
 class _Pending(NamedTuple):
@@ -172,7 +133,7 @@ class Speculator:
         limits = [
             self._limit(request, depth) for request, depth in zip(requests, max_depths, strict=True)
         ]
-        turn = _Turn(requests, limits, num_tokens, beside)
+        turn = Turn(requests, limits, num_tokens, beside)
         price = 0.0 if self._is_fixed else self._controller.price(num_tokens)
         line = self._controller.line(num_tokens, price)
         self._ask_all(turn, price, line)
@@ -216,14 +177,14 @@ class Speculator:
         limit = min(self._max_depth, max_depth)
         return limit if wanted.max_depth is None else min(limit, wanted.max_depth)
 
-    def _depths(self, turn: _Turn, guesses: Sequence[_Guess]) -> list[int]:
+    def _depths(self, turn: Turn, guesses: Sequence[Guess]) -> list[int]:
         if self._is_fixed:
             return [len(guess.token_ids) for guess in guesses]
         return self._controller.choose(
             turn.candidates([guess.survivals for guess in guesses]), turn.beside
         )
 
-    def _ask_all(self, turn: _Turn, price: float, line: float) -> None:
+    def _ask_all(self, turn: Turn, price: float, line: float) -> None:
         """Ask the proposers that take hardly any time."""
         for name, method in self._methods.items():
             least = price * method.proposer.request_s
@@ -235,7 +196,7 @@ class Speculator:
                 continue
             drafts = method.proposer.propose(turn.requests, depths)
             for idx, guess in self._judge(method, turn, depths, drafts, CONSIDERED * line):
-                worth = guess.worth(line)
+                worth = worth_of(guess.survivals, line)
                 method.note_worth(turn.requests[idx].request_id, worth, least)
                 turn.offer(idx, worth, guess)
 
@@ -251,7 +212,7 @@ class Speculator:
         return self._methods[name].is_worth(request.request_id, least)
 
     def _draft(
-        self, name: str, method: _DraftingMethod, turn: _Turn, price: float, line: float
+        self, name: str, method: _DraftingMethod, turn: Turn, price: float, line: float
     ) -> float:
         """Let a drafter draft where that is worth it; returns the seconds that it takes, about."""
         drafter = method.proposer
@@ -271,13 +232,13 @@ class Speculator:
             return 0.0
         drafts = drafter.propose(turn.requests, depths, CONSIDERED * line)
         for idx, guess in self._judge(method, turn, depths, drafts, CONSIDERED * line):
-            turn.offer(idx, guess.worth(line), guess)
+            turn.offer(idx, worth_of(guess.survivals, line), guess)
         return pass_s * max((len(draft.token_ids) for draft in drafts), default=1)
 
     def _expected(
         self,
         method: _DraftingMethod,
-        turn: _Turn,
+        turn: Turn,
         limits: Sequence[int],
         price: float,
         line: float,
@@ -286,12 +247,12 @@ class Speculator:
         expected: list[Sequence[float]] = []
         for idx, (request, limit) in enumerate(zip(turn.requests, limits, strict=True)):
             survivals = method.history.expected(request.request_id, limit)
-            worth = _worth(survivals, line) - price * method.proposer.catch_up_s(request)
+            worth = worth_of(survivals, line) - price * method.proposer.catch_up_s(request)
             expected.append(survivals if worth > turn.worth_at(idx) else ())
         return expected
 
     def _explore(
-        self, depths: list[int], limits: Sequence[int], method: _DraftingMethod, turn: _Turn
+        self, depths: list[int], limits: Sequence[int], method: _DraftingMethod, turn: Turn
     ) -> list[int]:
         """Where drafting was not worth it, now and then try one guess, for one request at hand."""
         turn_idx, is_rest = divmod(self._num_steps, EXPLORE_EVERY)
@@ -309,11 +270,11 @@ class Speculator:
     def _judge(
         self,
         method: _Method | _DraftingMethod,
-        turn: _Turn,
+        turn: Turn,
         depths: Sequence[int],
         drafts: Sequence[Draft],
         least_survival: float,
-    ) -> Iterator[tuple[int, _Guess]]:
+    ) -> Iterator[tuple[int, Guess]]:
         """What one method's drafts are worth, with the index of the request that each is for."""
         for idx, (request, depth, draft) in enumerate(
             zip(turn.requests, depths, drafts, strict=True)
@@ -328,13 +289,8 @@ class Speculator:
             survivals = method.history.survivals(
                 request.request_id, draft.confidences, least_survival
             )
-            yield idx, _Guess(draft.token_ids, survivals)
+            yield idx, Guess(draft.token_ids, survivals)
 
 
 def _may_use(name: str, request: Request) -> bool:
     return request.params.speculative.method in (None, "auto", name)
-
-
-def _worth(survivals: Sequence[float], line: float) -> float:
-    """Expected tokens above what the positions cost."""
-    return sum([survival - line for survival in survivals if survival > line])

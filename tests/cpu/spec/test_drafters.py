@@ -11,7 +11,10 @@ import pytest
 from hasten.core.loading import LoadedModel
 from hasten.core.messages import AddRequest
 from hasten.core.params import GenerationParams, Speculative
+from hasten.core.request import Request, RequestId
 from hasten.kernels.dtypes import DType
+from hasten.spec.drafter import DrafterProposer
+from hasten.spec.proposer import NO_DRAFT
 
 from tests.helpers.drafting import (
     DraftingEngine,
@@ -99,6 +102,21 @@ def test_long_prompts_are_caught_up_with_in_chunks(kernels: str) -> None:
         run_requests(made.engine, requests), run_requests(plain(TARGET, kernels, F32), requests)
     )
     assert acceptance(made) > 0.97
+
+
+def test_catching_up_keeps_to_the_time_that_a_pass_may_take(kernels: str) -> None:
+    """Passes of 1 s and 0.01 for each more token: of 1.3 s, 31 tokens, so a prompt takes ten."""
+    made = drafting(kernels, TARGET, "4")
+    drafter, blocks = made.drafters[0], made.engine._parts.blocks
+    proposer = DrafterProposer(drafter, blocks, max_pass_s=1.3)
+    params = GenerationParams(max_tokens=8, seed=0)
+    request = Request(RequestId("r"), "r", tuple(range(90)) * 3, params, 0)
+    blocks.admit(request, blocks.quote(request))
+    assert blocks.extend(request.request_id, 270)
+    num_calls = 1
+    while proposer.propose([request], [2]) == [NO_DRAFT]:
+        num_calls += 1
+    assert num_calls == 9
 
 
 def test_a_prefix_hit_is_worth_as_much_to_the_drafter(kernels: str) -> None:
