@@ -47,7 +47,7 @@ class Passage:
 class ShardWriter:
     """Collects sequences and writes a shard whenever there are enough tokens."""
 
-    def __init__(self, folder: Path, tokens_per_shard: int = 50_000) -> None:
+    def __init__(self, folder: Path, tokens_per_shard: int = 20_000) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._tokens_per_shard = tokens_per_shard
