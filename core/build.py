@@ -32,6 +32,7 @@ from hasten.core.models.kv_probe import NUM_PROBE_TOKENS, probe_kv
 from hasten.core.options import ConfigurationError
 from hasten.core.overload import Overload, QueueLimits
 from hasten.core.policies import queue_policy
+from hasten.core.pooling import HIDDEN, Pooler, with_final_hidden
 from hasten.core.prefix_hash import root_hash
 from hasten.core.runner import InProcessExecutor, measuring_clock
 from hasten.core.scheduler import Scheduler
@@ -196,6 +197,8 @@ def build_engine(
     phases = Phases()
     with phases.timed("load"):
         binding = ModelBinding.load(options)
+    if options.model.enable_embeddings:
+        binding = replace(binding, program=with_final_hidden(binding.program))
     plan = settle_memory(binding, options)
     capacity = step_capacity(options, plan.max_model_len)
     with phases.timed("compile"):
@@ -208,7 +211,7 @@ def build_engine(
     with phases.timed("drafters"):
         drafters = add_drafters(binding, executor, capacity)
     parts = assemble(binding, executor, plan, options, step_times, make_speculator, drafters)
-    parts = replace(parts, grammars=grammars)
+    parts = replace(parts, grammars=grammars, pooler=_pooler(binding, executor))
     report(f"{parts.ready.model_name}: {describe(binding)}")
     for line in (*binding.notes, *plan.lines(), phases.line()):
         report(line)
@@ -220,6 +223,16 @@ def build_engine(
     gc.freeze()
     release_free_memory()
     return engine
+
+
+def _pooler(binding: ModelBinding, executor: InProcessExecutor) -> Pooler | None:
+    """What reads the hidden states that the program taps, if it does."""
+    tapped = binding.program.taps.get(HIDDEN)
+    if tapped is None:
+        return None
+    pooler = Pooler(tapped.width)
+    executor.keep_features(pooler)
+    return pooler
 
 
 def add_drafters(
@@ -330,7 +343,12 @@ def assemble(
         blocks=blocks,
         executor=executor,
         capacity=step_capacity(options, plan.max_model_len),
-        limits=ModelLimits(binding.program.vocab_size, plan.max_model_len, spec_methods),
+        limits=ModelLimits(
+            binding.program.vocab_size,
+            plan.max_model_len,
+            spec_methods,
+            embeds=HIDDEN in binding.program.taps,
+        ),
         ready=_ready(binding, plan, options),
         observer=step_times,
         busy_clock=measuring_clock(binding.backend),
@@ -381,7 +399,7 @@ def _file_identity(path: str | None) -> str:
 
 
 def _ready(binding: ModelBinding, plan: MemoryPlan, options: EngineOptions) -> EngineReady:
-    model = binding.model
+    model, tapped = binding.model, binding.program.taps.get(HIDDEN)
     return EngineReady(
         model_name=options.model.served_model_name or model.name,
         eos_token_ids=model.eos_token_ids,
@@ -390,6 +408,7 @@ def _ready(binding: ModelBinding, plan: MemoryPlan, options: EngineOptions) -> E
         vocab_size=binding.program.vocab_size,
         num_kv_tokens=plan.num_kv_tokens,
         config_hash=config_hash(binding, options),
+        embedding_width=tapped.width if tapped is not None else None,
         identity=binding.identity(),
     )
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from hasten.core.messages import AddRequest, EngineReady, EngineState, TokenOutput
     from hasten.core.overload import Overload
     from hasten.core.plan import StepPlan
+    from hasten.core.pooling import Pooler
     from hasten.core.protocols import Executor, Grammars, Speculator, StepObserver
     from hasten.core.request import RequestId
     from hasten.core.samples import Sample
@@ -107,6 +108,7 @@ class EngineParts:
     speculator: Speculator | None = None
     grammars: Grammars | None = None
     overload: Overload | None = None
+    pooler: Pooler | None = None
 
 
 @dataclass(slots=True)
@@ -342,6 +344,8 @@ class Engine:
 
     def _verify(self, plan: StepPlan, result: StepResult) -> list[_Outcome]:
         """What every sample that got tokens keeps of them. Collects prompt scores on the way."""
+        if self._parts.pooler is not None:
+            self._parts.pooler.collect(plan, self._scheduler.requests)
         chosen = result.token_ids.tolist()
         outcomes = []
         end = 0
@@ -367,6 +371,8 @@ class Engine:
 
     def _report(self, outcome: _Outcome, result: StepResult) -> TokenOutput:
         sample, tokens = outcome.sample, outcome.tokens
+        if self._parts.pooler is not None and sample.request.pooling:
+            return sample.embedding_output(self._parts.pooler.pop(sample.request))
         self._counters.num_generated_tokens += len(tokens)
         if sample.num_cached_tokens is not None:
             return sample.next_output(tokens, outcome.first_row, result, outcome.finish_reason)
@@ -394,6 +400,8 @@ class Engine:
         self._gate.forget(request)
         if self._parts.speculator is not None:
             self._parts.speculator.forget(request.request_id)
+        if self._parts.pooler is not None:
+            self._parts.pooler.forget(request.request_id)
 
     def _speculate(self, outcomes: Sequence[_Outcome]) -> None:
         """Hang the next step's drafts on the requests that go on.

@@ -12,6 +12,7 @@ from hasten.core.params import GenerationParams
 class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
     """Generate from `prompt_token_ids`; all n samples of a request share its id.
 
+    With `pooling` ("mean", "last") the answer is one output with the embedding of the prompt.
     `client` names who asks, for fairness between clients. What is not finished `deadline_s` after
     its arrival is of no use any more.
     """
@@ -23,6 +24,7 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
     cache_salt: str = ""
     client: str = ""
     deadline_s: float | None = None
+    pooling: str = ""
 
 
 class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
@@ -76,6 +78,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
     finish_reason: str | None = None
     stop_token_id: int | None = None
     num_cached_tokens: int = 0
+    embedding: list[float] | None = None
 
 
 class RequestRefused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
@@ -165,6 +168,7 @@ class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     vocab_size: int
     num_kv_tokens: int
     config_hash: str
+    embedding_width: int | None = None
     identity: dict[str, str] = {}
 
 

@@ -48,6 +48,9 @@ class ModelOptions:
         False, "with --quantization: the head too, and the embedding where it is tied to it"
     )
     max_model_len: int | None = option(None, "longest prompt plus output, in tokens")
+    enable_embeddings: bool = option(
+        False, "embed prompts too (/v1/embeddings), which makes prompts a little slower"
+    )
     seed: int | None = option(None, "seed from which requests without a seed get theirs")
 
     def __post_init__(self) -> None:

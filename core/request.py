@@ -58,6 +58,7 @@ class Request:
     priority: int = 0
     client: str = ""
     cache_extra: bytes = b""
+    pooling: str = ""
     token_ids: list[int] = field(default_factory=list)
     draft_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
@@ -102,8 +103,8 @@ class Request:
 
     @property
     def uses_prefix_cache(self) -> bool:
-        """Scored prompts are computed whole, in blocks of their own that nobody else may see."""
-        return self.params.prompt_logprobs is None
+        """Scored and pooled prompts are computed whole, in blocks that nobody else may see."""
+        return self.params.prompt_logprobs is None and self.pooling != "mean"
 
     @property
     def max_total_tokens(self) -> int:

@@ -77,6 +77,16 @@ class Sample:
             num_cached_tokens=self.num_cached_tokens or 0,
         )
 
+    def embedding_output(self, embedding: list[float]) -> TokenOutput:
+        """The one output of a request that pools: the token that was chosen is of no interest."""
+        return TokenOutput(
+            request_id=self.request.group_id,
+            token_ids=[],
+            finish_reason=FinishReason.STOP.value,
+            num_cached_tokens=self.request.num_cached_tokens,
+            embedding=embedding,
+        )
+
     def last_output(self, reason: FinishReason) -> TokenOutput:
         """The output of a sample that ends without another token."""
         return TokenOutput(
@@ -106,6 +116,7 @@ def make_samples(added: AddRequest, first_arrival: int) -> list[Sample]:
             priority=added.priority,
             client=added.client,
             cache_extra=added.cache_salt.encode(),
+            pooling=added.pooling,
         )
         samples.append(Sample(request, stop, _unscored(prompt) if request.scores_prompt else None))
     return samples

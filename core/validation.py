@@ -23,6 +23,7 @@ class ModelLimits:
     vocab_size: int
     max_model_len: int
     spec_methods: frozenset[str] = frozenset()
+    embeds: bool = False
 
 
 def why_refused(request: AddRequest, limits: ModelLimits) -> tuple[str, str] | None:
@@ -34,6 +35,8 @@ def why_refused(request: AddRequest, limits: ModelLimits) -> tuple[str, str] | N
         outside = _first_outside(token_ids, limits.vocab_size)
         if outside is not None:
             return field, f"token id {outside} is outside the vocabulary of {limits.vocab_size}"
+    if request.pooling and not limits.embeds:
+        return "pooling", "this server embeds nothing (--enable-embeddings)"
     method = request.params.speculative.method
     if method is not None and method not in limits.spec_methods:
         known = ", ".join(sorted(limits.spec_methods)) or "none (see --spec-method)"
