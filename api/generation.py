@@ -65,3 +65,13 @@ async def generate_text(
                 return
             if delta.finish_reason is not None and output.finish_reason is None:
                 source.end_sample(request.request_id, output.sample_idx)
+
+
+async def pooled(source: TokenSource, request: AddRequest) -> list[float]:
+    """The embedding of a request that pools. Raises what `EngineClient.generate` raises."""
+    async with aclosing(source.generate(request)) as outputs:
+        output = await anext(outputs)
+    if output.embedding is None:
+        kind, reason = FAILURES[output.finish_reason or "abort"]
+        raise kind(reason)
+    return output.embedding

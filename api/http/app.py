@@ -17,6 +17,7 @@ from hasten.api.http.anthropic_answer import error_response
 from hasten.api.http.body import decode_body, read_body
 from hasten.api.http.chat import create_chat_completion
 from hasten.api.http.completions import create_completion
+from hasten.api.http.embeddings import create_embeddings
 from hasten.api.http.errors import EXPECTED_ERRORS, ApiError, answer_error
 from hasten.api.http.live import debug_requests, live
 from hasten.api.http.openapi import show_openapi
@@ -46,6 +47,7 @@ _GENERATION_PATHS = frozenset(
     {
         "/v1/chat/completions",
         "/v1/completions",
+        "/v1/embeddings",
         "/v1/responses",
         _MESSAGES_PATH,
     }
@@ -64,6 +66,7 @@ def create_app(service: Service, allowed_origins: Sequence[str] = ()) -> FastAPI
         ("/v1/responses/{id}", show_response, "GET"),
         ("/v1/responses/{id}", delete_response, "DELETE"),
         (_MESSAGES_PATH, create_message, "POST"),
+        ("/v1/embeddings", create_embeddings, "POST"),
         (f"{_MESSAGES_PATH}/count_tokens", count_tokens, "POST"),
         ("/v1/models", list_models, "GET"),
         ("/v1/models/{model:path}", show_model, "GET"),

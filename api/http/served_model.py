@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from hasten.api.client import DeadlineExceededError
-from hasten.api.generation import generate_text
+from hasten.api.generation import generate_text, pooled
 from hasten.api.http.errors import ApiError, naming_parameters, unsupported
 from hasten.api.security.caller import caller
 from hasten.api.structured.compose import behind_thought
@@ -167,8 +167,35 @@ class ServedModel:
         self, request_id: str, work: Work, prompt_idx: int, request: GenerationRequest
     ) -> AsyncGenerator[SampleDelta]:
         """The text of one prompt. Raises InvalidParameterError before anything is sent."""
+        who = caller()
+        add = self._add_request(request_id, work, prompt_idx, request)
+        rules = work.params.stop_rules(self.info.eos_token_ids)
+        vocabulary = self.text.vocabulary(work.params, work.plan.markers)
+        return self._metrics.watch(generate_text(self.client, vocabulary, add, rules), who, add)
+
+    async def embed(
+        self,
+        request_id: str,
+        work: Work,
+        prompt_idx: int,
+        request: GenerationRequest,
+        pooling: str,
+    ) -> list[float]:
+        """The embedding of one prompt. Raises what `EngineClient.generate` raises."""
+        add = self._add_request(request_id, work, prompt_idx, request, pooling)
+        return await pooled(self.client, add)
+
+    def _add_request(
+        self,
+        request_id: str,
+        work: Work,
+        prompt_idx: int,
+        request: GenerationRequest,
+        pooling: str = "",
+    ) -> AddRequest:
+        """What to send to the engine."""
         prompt, resolved, who = work.prompts[prompt_idx], work.resolved, caller()
-        add = AddRequest(
+        return AddRequest(
             request_id=request_id,
             prompt_token_ids=prompt,
             params=self.text.fit(resolved, len(prompt))
@@ -178,10 +205,8 @@ class ServedModel:
             cache_salt=self._salt(request.cache_salt or "", who.key.name),
             client=who.key.name,
             deadline_s=self._time_left(request, who),
+            pooling=pooling,
         )
-        rules = work.params.stop_rules(self.info.eos_token_ids)
-        vocabulary = self.text.vocabulary(work.params, work.plan.markers)
-        return self._metrics.watch(generate_text(self.client, vocabulary, add, rules), who, add)
 
     def _salt(self, wanted: str, client: str) -> str:
         """What the prompt's blocks are told apart by: with isolation, by who asks too."""

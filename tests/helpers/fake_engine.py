@@ -121,6 +121,13 @@ class FakeEngine:
         prompt = request.prompt_token_ids
         if prompt[-len(DIE_TEXT) :] == list(DIE_TEXT.encode()):
             raise RuntimeError("told to die")
+        if request.pooling:
+            return TokenOutput(
+                request_id=request.request_id,
+                token_ids=[],
+                finish_reason="stop",
+                embedding=embedding_of(prompt, request.pooling),
+            )
         token_id = prompt[sample.num_tokens % len(prompt)]
         sample.num_tokens += 1
         is_stop = token_id in params.terminal_token_ids and sample.num_tokens > params.min_tokens
@@ -166,6 +173,7 @@ class FakeEngine:
             vocab_size=VOCAB_SIZE,
             num_kv_tokens=1600,
             config_hash="fp_echo",
+            embedding_width=3,
         )
 
 
@@ -184,6 +192,11 @@ def _state(sample: _Sample) -> RequestState:
         num_blocks=1,
         depth=0,
     )
+
+
+def embedding_of(prompt: list[int], pooling: str) -> list[float]:
+    """The fake's embedding: its first number tells how it was pooled."""
+    return [3.0 if pooling == "mean" else 4.0, float(len(prompt)), float(prompt[-1])]
 
 
 def _logprobs(token_id: int, num_top: int) -> PositionLogprobs:
