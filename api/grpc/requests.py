@@ -13,6 +13,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from hasten.api.http.errors import ApiError
 from hasten.api.http.requests import MAX_MESSAGES, GenerationRequest
 from hasten.core.params import Speculative
+from hasten.core.pooling import MEAN, METHODS
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -63,10 +64,10 @@ _OWN_FIELDS = ("model", "priority", "prompt", "request_id", "cache_salt", "num_t
 
 
 class GrpcScoring(GrpcGeneration, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A `ScoreRequest`. The engine scores a prompt on the way to a token, which nobody wants."""
+    """A `ScoreRequest` or `EmbedRequest`: what is wanted is on the way to a token, which is not."""
 
     def param_name(self, field: str) -> str:
-        return {"prompt_logprobs": "num_top"}.get(field, field)
+        return {"prompt_logprobs": "num_top", "max_tokens": "prompt"}.get(field, field)
 
 
 def generation_of(message: pb.GenerateRequest) -> GrpcGeneration:
@@ -91,6 +92,23 @@ def scoring_of(message: pb.ScoreRequest) -> GrpcScoring:
         max_tokens=1,
         prompt_logprobs=message.num_top,
     )
+
+
+def embedding_of(message: pb.EmbedRequest) -> tuple[GrpcScoring, str]:
+    """The request, and how to pool. Raises ApiError naming the field at fault."""
+    check_known(message)
+    pooling = message.pooling or MEAN
+    if pooling not in METHODS:
+        reason = f"pooling must be one of {', '.join(METHODS)}, got {pooling!r}"
+        raise ApiError(400, reason, param="pooling")
+    request = GrpcScoring(
+        model=message.model or None,
+        prompt=prompt_of(message.prompt),
+        priority=message.priority,
+        cache_salt=message.cache_salt or None,
+        max_tokens=1,
+    )
+    return request, pooling
 
 
 def check_known(message: Message) -> None:

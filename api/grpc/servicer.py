@@ -10,10 +10,12 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 import grpc
+import numpy as np
 from hasten.api.grpc import hasten_pb2 as pb
 from hasten.api.grpc.answers import GenerationWriter, score_response
 from hasten.api.grpc.errors import answering_errors
-from hasten.api.grpc.requests import check_known, generation_of, scoring_of
+from hasten.api.grpc.requests import check_known, embedding_of, generation_of, scoring_of
+from hasten.api.http.embeddings import check_embeds, normalized
 from hasten.api.http.errors import ApiError, naming_parameters
 from hasten.api.security.caller import Caller
 
@@ -51,6 +53,7 @@ class Servicer:
             name: unary(call, asked.FromString, answered.SerializeToString)
             for name, call, asked, answered in (
                 ("Score", self.score, pb.ScoreRequest, pb.ScoreResponse),
+                ("Embed", self.embed, pb.EmbedRequest, pb.EmbedResponse),
                 ("Abort", self.abort, pb.AbortRequest, pb.AbortResponse),
                 ("Capacity", self.capacity, pb.CapacityRequest, pb.CapacityResponse),
                 ("Drain", self.drain, pb.DrainRequest, pb.DrainResponse),
@@ -87,6 +90,20 @@ class Servicer:
                 with naming_parameters(wanted.param_name):
                     positions = await _prompt_scores(model, request_id, work, wanted)
         return score_response(work.prompts[0], positions, message.num_top)
+
+    async def embed(
+        self, message: pb.EmbedRequest, context: grpc.aio.ServicerContext
+    ) -> pb.EmbedResponse:
+        async with self._work(context) as model:
+            wanted, pooling = embedding_of(message)
+            check_embeds(model)
+            with self._opened("") as request_id, naming_parameters(wanted.param_name):
+                work = await model.prepare(wanted, message.ByteSize())
+                values = await model.embed(request_id, work, 0, wanted, pooling)
+        vector = np.array(values, np.float32)
+        if message.normalize or not message.HasField("normalize"):
+            vector = normalized(vector)
+        return pb.EmbedResponse(values=vector, num_prompt_tokens=work.num_prompt_tokens)
 
     async def abort(
         self, message: pb.AbortRequest, context: grpc.aio.ServicerContext
@@ -134,16 +151,15 @@ class Servicer:
             self._key(context)
             yield self._service.require_model()
 
-    def _key(self, context: grpc.aio.ServicerContext) -> Key:
-        """Whose call it is. Raises ApiError 401."""
-        return self._service.check_key(_authorization(context.invocation_metadata()))
-
     @asynccontextmanager
     async def _work(self, context: grpc.aio.ServicerContext) -> AsyncIterator[ServedModel]:
-        """The same for calls that compute, which count as open requests."""
-        async with self._call(context) as model:
+        """The same for calls that compute, which count as open requests of their key's."""
+        async with answering_errors(context):
             with self._service.work(Caller(self._key(context))):
-                yield model
+                yield self._service.require_model()
+
+    def _key(self, context: grpc.aio.ServicerContext) -> Key:
+        return self._service.check_key(_authorization(context.invocation_metadata()))
 
     @contextmanager
     def _opened(self, wanted_id: str) -> Iterator[str]:

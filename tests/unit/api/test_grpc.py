@@ -301,3 +301,14 @@ def test_key_and_certificate(tmp_path: Path, certificate: tuple[Path, Path]) -> 
                 assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
             assert stub.Drain(pb.DrainRequest(), metadata=authorised).num_open_requests == 0
         assert process.process.wait(60) == 0
+
+
+def test_a_prompt_is_embedded(stub: Any) -> None:
+    prompt = pb.Prompt(token_ids=pb.TokenIds(ids=b"abc"))
+    plain = stub.Embed(pb.EmbedRequest(prompt=prompt, pooling="last", normalize=False))
+    assert (list(plain.values), plain.num_prompt_tokens) == ([4.0, 3.0, ord("c")], 3)
+    length = sum(value**2 for value in stub.Embed(pb.EmbedRequest(prompt=prompt)).values)
+    assert abs(length - 1) < 1e-6
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.Embed(pb.EmbedRequest(prompt=prompt, pooling="cls"))
+    assert error_of(caught.value)[:2] == (grpc.StatusCode.INVALID_ARGUMENT, "pooling")
