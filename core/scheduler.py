@@ -24,6 +24,7 @@ Pure bookkeeping: no torch, no clock, no randomness. Exercised by
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from hasten.core.admission import Admission
@@ -252,11 +253,11 @@ class Scheduler:
 
     def _share_rest(self, step: _Step) -> None:
         """Give out what is left of the step, once all are in who come in."""
-        ending = [chunk for chunk in step.chunks if _ends_prompt(*chunk)]
+        ending = _short_endings(step.chunks) if self._first_tokens is not None else []
         if self._first_tokens is None or not 0 < len(ending) < len(step.chunks):
             self._top_up(step)
             return
-        others = [chunk for chunk in step.chunks if not _ends_prompt(*chunk)]
+        others = [chunk for chunk in step.chunks if chunk not in ending]
         step.chunks = ending
         step.num_tokens_left += sum(num_tokens for _, num_tokens in others)
         budget = self._first_tokens.beside(self._shape(step))
@@ -457,5 +458,17 @@ class Scheduler:
                 self._queue.push(sibling)
 
 
-def _ends_prompt(request: Request, num_tokens: int) -> bool:
-    return request.num_computed_tokens + num_tokens == request.num_tokens
+def _short_endings(chunks: Sequence[tuple[Request, int]]) -> list[tuple[Request, int]]:
+    """The chunks that end a prompt, without those that would more than double their time."""
+    ending = [
+        (request, num_tokens)
+        for request, num_tokens in chunks
+        if request.num_computed_tokens + num_tokens == request.num_tokens
+    ]
+    ending.sort(key=itemgetter(1))
+    total = 0
+    for idx, (_, num_tokens) in enumerate(ending):
+        if idx and num_tokens > total:
+            return ending[:idx]
+        total += num_tokens
+    return ending

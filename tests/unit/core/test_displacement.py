@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hasten.core.blocks import BlockManager
-from hasten.core.latency import FirstTokenBudget, StepTimeModel
+from hasten.core.latency import EMPTY_STEP, FirstTokenBudget, ItlBudget, StepTimeModel
 from hasten.core.options import SchedulerOptions
-from hasten.core.policy import PriorityFirst, QueuePolicy
-from hasten.core.request import Request
+from hasten.core.policy import FirstComeFirstServed, PriorityFirst, QueuePolicy
+from hasten.core.request import FinishReason, Request
 from hasten.core.scheduler import Scheduler
 
 from tests.unit.core.simulation import kv_plan, make_request
@@ -94,3 +95,65 @@ def test_a_step_that_gives_a_first_token_is_at_most_twice_as_long_as_it_needs() 
     assert 4 <= computed["long"] <= 10
     # Now the short one decodes, and the long one is bounded by the stall bound alone.
     assert step(scheduler) == {"short": 1, "long": 63}
+
+
+def served(model: StepTimeModel) -> Scheduler:
+    """A scheduler as the server makes it."""
+    blocks = BlockManager(
+        kv_plan((None,), 2049, 16), num_table_rows=16, max_model_len=8192, max_chunk=2048
+    )
+    options = SchedulerOptions(max_num_seqs=16, max_num_batched_tokens=2048)
+    return Scheduler(
+        options,
+        blocks,
+        FirstComeFirstServed(),
+        ItlBudget(model, options.step_limit_s, 16),
+        first_tokens=FirstTokenBudget(model, 16),
+    )
+
+
+def timed_step(scheduler: Scheduler, model: StepTimeModel) -> tuple[set[str], float]:
+    """Who got a token in one step, and how long it took by the model's own prediction."""
+    plan = scheduler.schedule()
+    assert plan is not None
+    shape = EMPTY_STEP
+    done = {}
+    for planned in plan.requests:
+        shape = shape.with_chunk(planned.start, planned.num_tokens, planned.num_logit_rows)
+        if planned.start + planned.num_tokens == scheduler.requests[planned.request_id].num_tokens:
+            done[planned.request_id] = [0]
+    scheduler.update(plan, done)
+    return {request_id.partition("/")[0] for request_id in done}, model.step_time(shape)
+
+
+def time_to_first_token(scheduler: Scheduler, model: StepTimeModel, request: Request) -> float:
+    scheduler.add(request)
+    total_s = 0.0
+    while True:
+        got, seconds = timed_step(scheduler, model)
+        total_s += seconds
+        if request.group_id in got:
+            scheduler.finish(request.request_id, FinishReason.LENGTH)
+            return total_s
+
+
+@pytest.mark.parametrize("num_decoding", [0, 8])
+@pytest.mark.parametrize("short_len", [1, 40, 150])
+def test_a_short_prompt_beside_a_long_one_takes_twice_its_time_and_a_step(
+    num_decoding: int, short_len: int
+) -> None:
+    model = per_token(0.0005)  # a CPU: 2,000 tokens per second
+    scheduler = served(model)
+    for i in range(num_decoding):
+        scheduler.add(make_request(f"stream{i}", (9,), 4000, i))
+    if num_decoding:
+        timed_step(scheduler, model)
+    quiet_s = time_to_first_token(scheduler, model, make_request("quiet", (1,) * short_len, 8, 50))
+    scheduler.add(make_request("long", (2,) * 7000, 8, 51))
+    for arrival in range(100, 103):
+        _, under_way_s = timed_step(scheduler, model)  # the short one comes as this begins
+        short = make_request(f"short{arrival}", (3 + arrival,) * short_len, 8, arrival)
+        short_s = under_way_s + time_to_first_token(scheduler, model, short)
+        least_chunk_s = 16 * 0.0005
+        assert short_s <= 2 * quiet_s + under_way_s + least_chunk_s
+    assert "long" in names(scheduler.running)
