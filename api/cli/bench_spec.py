@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from hasten.api.cli.figures import json_option, write_json
 from hasten.api.cli.flags import FlagCommand, build_options
 from hasten.api.spec_bench import SpecBenchOptions
@@ -19,13 +20,18 @@ from hasten.core.options import EngineOptions
     help="Write table (speculation.md) and plot (speculation.svg) there.",
 )
 @json_option
-def spec(out: Path | None, json_path: Path | None, **values: Any) -> None:
+@click.pass_context
+def spec(ctx: click.Context, out: Path | None, json_path: Path | None, **values: Any) -> None:
     """Decode the same prompts with and without speculation, in this process.
 
     Ratios are to no speculation, between runs on the same prompts. --methods says what is compared;
     --spec-draft-model and --spec-eagle-head are given as to `hasten serve`.
     """
     options = build_options(SpecBenchOptions, values)
+    for name in ("spec_method", "spec_depth"):
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            flag = f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{flag}: what is compared is said by --methods and --full", ctx)
     values |= {"spec_method": "auto"}  # so that any drafter may be named
     engine_options = build_options(EngineOptions, values)
     from hasten.api.spec_bench import run_spec_bench

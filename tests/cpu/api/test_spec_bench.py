@@ -6,7 +6,9 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from hasten.api import spec_bench
+from hasten.api.cli.main import main
 from hasten.api.spec_bench import SpecBenchOptions, SpecRow, prompts_of, run_spec_bench
 from hasten.api.spec_bench_report import markdown_table, plot
 from hasten.core.loading import LoadError
@@ -88,3 +90,9 @@ def test_a_run_on_the_embedded_model(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert copies[0] != copies[1]
     with pytest.raises(ConfigurationError, match="no_such_file"):
         next(prompts_of("no_such_file", engine, 49152))
+
+
+def test_flags_that_would_be_ignored_are_refused() -> None:
+    result = CliRunner().invoke(main, ["bench", "spec", "--spec-depth", "3"])
+    assert result.exit_code == 2
+    assert "--spec-depth: what is compared is said by --methods" in result.output
