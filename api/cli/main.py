@@ -10,7 +10,17 @@ import importlib
 
 import click
 
-COMMANDS = ("serve", "chat", "bench", "check", "plan", "quantize", "train-eagle", "key")
+COMMANDS = (
+    "serve",
+    "run-batch",
+    "chat",
+    "bench",
+    "check",
+    "plan",
+    "quantize",
+    "train-eagle",
+    "key",
+)
 """Each is the command of the same name in the module of the same name beside this one."""
 
 
