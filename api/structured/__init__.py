@@ -8,6 +8,7 @@
         v
     `masks`: which tokens may follow, beside the model; `closing`: an end within the limit
 
-Not here: sampling under masks (`kernels`), parsing what a model writes unforced (`api.text.tool_parsers`).
+Not here: sampling under masks (`kernels`), reading what a model writes unforced
+(`api.text.tool_parsers`).
 Exercised by `pytest tests/unit/structured tests/cpu/structured`.
 """

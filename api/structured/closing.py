@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 MAX_COMPLETION_STEPS = 512
 """Bytes or forced tokens: a way that has not ended by then counts as endless."""
-MAX_MARGIN = 32  # tokens
+MIN_MARGIN = 32  # tokens, where the limit leaves so many
 MAX_EVERY = 8  # positions
 _ONLY_IN_TEXT = b"qK~&"
 """Where all of these may follow there is text; in numbers, addresses and between values not."""
@@ -107,13 +107,14 @@ class Closing:
 
     def __init__(self, shortest: list[int] | None, max_tokens: int) -> None:
         self._max_tokens = max_tokens
-        self._margin = min(MAX_MARGIN, max_tokens // 4)
         self._every = max(1, min(MAX_EVERY, max_tokens // 32))
         self._ways: dict[int, list[int] | None] = {}
-        self._zone = 0
-        # Where the limit leaves no choice at all, the model chooses and the limit ends it.
-        if shortest is not None and len(shortest) + 1 + self._margin < max_tokens:
-            self._zone = 2 * len(shortest) + 4 * self._margin
+        # Without a way, or with none that fits, the model chooses and the limit ends it.
+        shortest_len = max_tokens if shortest is None else len(shortest)
+        spare = max_tokens - shortest_len - 1
+        # One more item of a list is seldom longer than the whole at its shortest.
+        self._margin = max(0, min(max(MIN_MARGIN, shortest_len), max_tokens // 3, spare))
+        self._zone = 2 * shortest_len + 4 * self._margin if spare >= 0 else 0
 
     def next_token(
         self, vocabulary: Vocabulary, matcher: LLMatcher, num_output_tokens: int

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hasten.api.structured.closing import MAX_EVERY, MAX_MARGIN, Closing, completion
+from hasten.api.structured.closing import MAX_EVERY, MIN_MARGIN, Closing, completion
 from hasten.api.structured.compiler import byte_vocabulary
 from hasten.api.structured.json_schema import schema_grammar
 
@@ -63,7 +63,7 @@ def test_rows_are_ruled_once_the_limit_is_near() -> None:
     closing = Closing(completion(VOCABULARY, VOCABULARY.matcher(grammar)), max_tokens=1000)
     asked = [closing.next_token(VOCABULARY, matcher, n) for n in range(1000)]
     # Two closing bytes, the end, and a margin, at the first position where that is looked at.
-    first = 1000 - 3 - MAX_MARGIN - MAX_EVERY
+    first = 1000 - 3 - MIN_MARGIN - MAX_EVERY
     first += -first % MAX_EVERY
     assert asked[:first] == [None] * first
     assert asked[first : first + 2] == list(b'"]')
@@ -84,6 +84,16 @@ def test_a_wrong_draft_leaves_nothing_behind() -> None:
             matcher = drafted if ahead else right
             token_id = disturbed.next_token(VOCABULARY, matcher, n + ahead)
             assert ahead or token_id == expected[n]
+
+
+def test_a_limit_that_just_fits_is_kept_and_a_smaller_one_is_none() -> None:
+    grammar = schema_grammar({"type": "string", "minLength": 5})
+    shortest = completion(VOCABULARY, VOCABULARY.matcher(grammar))
+    assert shortest is not None
+    matcher = VOCABULARY.matcher(grammar)
+    fits = Closing(shortest, max_tokens=len(shortest) + 1)
+    assert fits.next_token(VOCABULARY, matcher, 0) == shortest[0]
+    assert Closing(shortest, max_tokens=len(shortest)).next_token(VOCABULARY, matcher, 0) is None
 
 
 def test_at_an_end_the_end_is_asked_for() -> None:
