@@ -70,14 +70,18 @@ class GrpcScoring(GrpcGeneration, frozen=True, kw_only=True, forbid_unknown_fiel
         return {"prompt_logprobs": "num_top", "max_tokens": "prompt"}.get(field, field)
 
 
-def generation_of(message: pb.GenerateRequest) -> GrpcGeneration:
-    """Raises ApiError naming the field at fault."""
+def generation_of(message: pb.GenerateRequest, left_s: float | None) -> GrpcGeneration:
+    """The request, of which `left_s` are left until its call's deadline.
+
+    Raises ApiError naming the field at fault.
+    """
     check_known(message)
     return GrpcGeneration(
         model=message.model or None,
         prompt=prompt_of(message.prompt),
         priority=message.priority,
         cache_salt=message.cache_salt or None,
+        deadline_ms=None if left_s is None else 1000 * left_s,
         **_sampling(message.sampling),
     )
 

@@ -69,7 +69,7 @@ class Servicer:
         A cancelled call, or one past its deadline, is closed here, which aborts the request.
         """
         async with self._work(context) as model:
-            wanted = generation_of(message)
+            wanted = generation_of(message, context.time_remaining())
             with self._opened(message.request_id) as request_id:
                 work = await model.prepare(wanted, message.ByteSize())
                 writer = GenerationWriter(request_id, work)
@@ -128,6 +128,7 @@ class Servicer:
                 num_waiting=stats.num_waiting,
                 num_free_blocks=stats.num_free_blocks,
                 num_total_blocks=stats.num_total_blocks,
+                predicted_ttft_s=stats.predicted_wait_s,
             )
 
     async def drain(
