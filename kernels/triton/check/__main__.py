@@ -6,16 +6,19 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from hasten.kernels.triton.check.compiling import compile_all
-from hasten.kernels.triton.check.recording import record_launches
+from hasten.kernels.triton.check.recording import Variant, record_launches
 from hasten.kernels.triton.check.report import write_report
 from hasten.kernels.triton.check.rules import Compiled, one_of_each, split_classes, violations
 from hasten.kernels.triton.check.shapes import MODELS, SCHEMES, all_programs
 
 ARCHITECTURES = {"sm_90": tuple(MODELS), "sm_89": ("Llama-3-8B",), "sm_80": ("Llama-3-8B",)}
 """The models whose shapes are compiled for each architecture."""
+FEW_VARIANTS = 10
+"""So many are compiled before another process has started."""
 
 
 def main() -> int:
@@ -26,16 +29,21 @@ def main() -> int:
     parser.add_argument("--model", action="append", choices=tuple(MODELS))
     parser.add_argument("--scheme", action="append", choices=SCHEMES)
     parser.add_argument(
-        "--quick", action="store_true", help="one variant of each product and attention per tile"
+        "--quick", action="store_true", help="one variant of each kernel, kind and tile"
     )
+    parser.add_argument("--kernel", action="append", help="only kernels of this name")
     arguments = parser.parse_args()
     started = time.monotonic()
     results: list[Compiled] = []
     for arch in arguments.arch or ARCHITECTURES:
         models = tuple(arguments.model or ARCHITECTURES[arch])
         schemes = tuple(arguments.scheme or SCHEMES)
-        results += compile_arch(arch, models, schemes, is_quick=arguments.quick)
-    write_report(results, arguments.model or tuple(MODELS), arguments.out)
+        variants = record_launches(arch, all_programs(models, schemes))
+        if arguments.quick:
+            variants = one_of_each(variants)
+        results += compile_arch(arch, variants, arguments.kernel)
+    models = arguments.model or tuple(MODELS)
+    write_report(results, models, arguments.out, is_quick=arguments.quick)
     complaints = judge(results)
     seconds = time.monotonic() - started
     print("\n".join(complaints))  # noqa: T201 (a command's output)
@@ -44,16 +52,14 @@ def main() -> int:
 
 
 def compile_arch(
-    arch: str, models: tuple[str, ...], schemes: tuple[str, ...], *, is_quick: bool
+    arch: str, variants: Mapping[Variant, str], kernels: Collection[str] | None
 ) -> list[Compiled]:
-    """Everything that programs of these models would launch on one architecture."""
-    variants = record_launches(arch, all_programs(models, schemes))
-    if is_quick:
-        variants = one_of_each(variants)
+    """Compile what was recorded for one architecture: all of it, or some kernels."""
+    wanted = [variant for variant in variants if kernels is None or variant.kernel in kernels]
     capability = int(arch.removeprefix("sm_"))
-    num_processes = 1 if is_quick else len(os.sched_getaffinity(0))
+    num_processes = max(1, min(len(os.sched_getaffinity(0)), len(wanted) // FEW_VARIANTS))
     results = []
-    for variant, outcome in compile_all(variants, capability, num_processes):
+    for variant, outcome in compile_all(wanted, capability, num_processes):
         label = variants[variant]
         if isinstance(outcome, str):
             results.append(Compiled(arch, label, variant, None, outcome))

@@ -36,8 +36,9 @@ loads. The bit class of a variant says which others must give a row the same bit
 architecture, kernel and kind of operands, hence one matrix instruction and one K step, whatever its
 width.
 
-Below: {count} variants, with the shapes of {models}. Each line sums up the variants of one kernel,
-architecture and tile; `kernels.json` has them one by one.
+Below: {count} variants, {extent}, with the shapes of
+{models}. Each line sums up the variants of one kernel, architecture and tile;
+`kernels.json` has them one by one.
 
 """
 COLUMNS = ("arch", "kernel", "kind", "rows", "warps x stages", "variants", "matrix instructions",
@@ -70,13 +71,20 @@ def as_json(result: Compiled) -> dict[str, Any]:
     }
 
 
-def write_report(results: Sequence[Compiled], models: Sequence[str], folder: Path) -> None:
+def write_report(
+    results: Sequence[Compiled], models: Sequence[str], folder: Path, *, is_quick: bool
+) -> None:
     """Write both files into `folder`."""
     rows = ",\n".join(json.dumps(as_json(result)) for result in results)
     (folder / "kernels.json").write_text(f"[\n{rows}\n]\n")
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
     lines += ["| " + " | ".join(row) + " |" for row in summarize(results)]
-    text = HEADER.format(count=len(results), models=", ".join(models)) + "\n".join(lines) + "\n"
+    extent = "the first of each kernel, kind and tile (`--quick`)" if is_quick else "all"
+    text = (
+        HEADER.format(count=len(results), extent=extent, models=", ".join(models))
+        + "\n".join(lines)
+        + "\n"
+    )
     (folder / "kernels.md").write_text(text)
 
 

@@ -88,13 +88,12 @@ def needs_wide_loads(variant: Variant) -> bool:
 
 
 def one_of_each(variants: Mapping[Variant, str]) -> dict[Variant, str]:
-    """The first variant of each product and attention, kind and number of rows."""
+    """The first variant of each kernel, kind of operands and number of rows."""
     first: dict[object, tuple[Variant, str]] = {}
     for variant, label in variants.items():
-        compiled = Compiled("", label, variant, None)
-        if compiled.has_products:
-            key = variant.kernel, compiled.kind, variant.constant("BLOCK_ROWS")
-            first.setdefault(key, (variant, label))
+        kind = Compiled("", label, variant, None).kind
+        key = variant.kernel, kind, variant.constant("BLOCK_ROWS")
+        first.setdefault(key, (variant, label))
     return dict(first.values())
 
 

@@ -69,4 +69,4 @@ def k_step(shape: str) -> int:
 
 def _run(tool: str, *arguments: str) -> str:
     command = [str(_TOOLS / tool), *arguments]
-    return subprocess.check_output(command, text=True)  # noqa: S603 (tools of a package of ours)
+    return subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL)  # noqa: S603 (tools of a package of ours)
