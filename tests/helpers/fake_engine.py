@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import msgspec
 from hasten.api.text.tokenizer import TokenizerInfo
 from hasten.core.messages import (
     AddRequest,
@@ -177,6 +178,25 @@ class FakeEngine:
         )
 
 
+@dataclass(slots=True)
+class RememberingEngine(FakeEngine):
+    """Its cache holds the prompts it was asked, each with the salt that came with it."""
+
+    seen: list[tuple[str, list[int]]] = field(default_factory=list)
+
+    def add_request(self, request: AddRequest) -> RequestRefused | None:
+        self.seen.append((request.cache_salt, request.prompt_token_ids))
+        return FakeEngine.add_request(self, request)
+
+    def _advance(self, sample: _Sample) -> TokenOutput:
+        request = sample.request
+        times = self.seen.count((request.cache_salt, request.prompt_token_ids))
+        output = FakeEngine._advance(self, sample)
+        return msgspec.structs.replace(
+            output, num_cached_tokens=len(request.prompt_token_ids) - 1 if times > 1 else 0
+        )
+
+
 def _state(sample: _Sample) -> RequestState:
     return RequestState(
         request_id=sample.request.request_id,
@@ -216,6 +236,11 @@ def build_fake(options: EngineOptions) -> FakeEngine:
 def build_slow(options: EngineOptions) -> FakeEngine:
     """20 ms per step, so that requests can be met while they run."""
     return FakeEngine(step_s=0.02)
+
+
+def build_remembering(options: EngineOptions) -> FakeEngine:
+    """As slow, with a cache of prompts."""
+    return RememberingEngine(step_s=0.02)
 
 
 def build_sluggish(options: EngineOptions) -> FakeEngine:

@@ -32,7 +32,7 @@ CHAT = "/v1/chat/completions"
 async def ask(client: httpx.AsyncClient, i: int) -> int:
     body = {
         "messages": [{"role": "user", "content": f"{i}: " + "word " * (i % 30)}],
-        "max_tokens": 8,
+        "max_tokens": 40,  # long enough that the engine cannot keep up with those who come
         "ignore_eos": True,
         "stream": i % 2 == 0,
     }
@@ -58,7 +58,7 @@ def test_a_burst_is_answered_or_refused_and_leaves_nothing(tmp_path: Path) -> No
         assert server.url, server.log
         statuses = asyncio.run(burst(server.url))
         assert set(statuses) <= {200, 429}
-        assert statuses[200] >= MAX_QUEUE_LEN + 1
+        assert statuses[200] >= MAX_QUEUE_LEN
         assert statuses[429] >= 1
         live = client.get("/v1/live").json()
         assert live["num_free_blocks"] == live["num_total_blocks"]

@@ -32,8 +32,9 @@ def _keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         f"--allowed-origins={ORIGIN}",
         "--log-requests",
         "--log-format=json",
+        "--isolate-cache-by-key",
     )
-    with server_process(folder, ("build_slow", *flags), start=FAKE) as server:
+    with server_process(folder, ("build_remembering", *flags), start=FAKE) as server:
         assert server.url, server.log
         yield server
 
@@ -100,6 +101,21 @@ def test_pages_of_the_named_origin_may_ask(keyed: ServerProcess) -> None:
         other = client.options("/v1/completions", headers=asking | {"origin": "https://evil.test"})
     assert named.headers["access-control-allow-origin"] == ORIGIN
     assert "access-control-allow-origin" not in other.headers
+
+
+def test_no_key_finds_in_the_cache_what_another_asked(keyed: ServerProcess) -> None:
+    def num_cached(key: str, salt: str | None = None) -> int:
+        body = {"prompt": "something private", "max_tokens": 1, "cache_salt": salt}
+        with client_of(keyed, key) as client:
+            usage = client.post("/v1/completions", json=body).json()["usage"]
+        num_cached: int = usage["prompt_tokens_details"]["cached_tokens"]
+        return num_cached
+
+    assert num_cached(ADMIN) == 0
+    assert num_cached(ADMIN) > 0
+    assert num_cached(USER) == 0
+    assert num_cached(USER, salt="user") == 0
+    assert num_cached(ADMIN, salt="user") == 0
 
 
 def test_logs_are_json_and_hold_no_prompt(keyed: ServerProcess) -> None:
