@@ -39,11 +39,18 @@ class Compiled:
         """What the kernel works on: a weight's kind, a cache's dtype, or nothing to tell."""
         variant = self.variant
         if variant.kernel in PRODUCTS:
-            codes = variant.constant("CODES")
-            return f"{variant.constant('KIND')} {codes}".strip()
+            by_group = "by group" if variant.constant("SCALES_PER_GROUP") and self.is_fp8 else ""
+            return " ".join(
+                filter(None, (variant.constant("KIND"), variant.constant("CODES"), by_group))
+            )
         if variant.kernel == ATTENTION:
             return "fp8 cache" if variant.constant("IS_FP8") else "bf16 cache"
         return ""
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether e4m3 numbers are multiplied as they are."""
+        return self.variant.constant("KIND") == "fp8"
 
     @property
     def bit_class(self) -> str:
@@ -55,9 +62,8 @@ class Compiled:
         return self.variant.kernel in (*PRODUCTS, ATTENTION)
 
 
-def wanted_mma(arch: str, kind: str) -> tuple[str, int]:
+def wanted_mma(arch: str, *, is_fp8: bool) -> tuple[str, int]:
     """The family and K step that a product or attention must use."""
-    is_fp8 = kind == "fp8"
     if arch == "sm_90":
         return ("QGMMA", 32) if is_fp8 else ("HGMMA", 16)
     return ("QMMA", 32) if is_fp8 else ("HMMA", 16)
@@ -72,7 +78,7 @@ def violations(compiled: Compiled) -> list[str]:
     if code.num_spills or code.stack_bytes:
         found.append(f"{code.num_spills} spills, {code.stack_bytes} bytes of stack")
     if compiled.has_products:
-        wanted = wanted_mma(compiled.arch, compiled.kind)
+        wanted = wanted_mma(compiled.arch, is_fp8=compiled.is_fp8)
         if code.mma != (wanted,):
             used = ", ".join(f"{family} k{step}" for family, step in code.mma) or "none"
             found.append(f"matrix instructions: {used}, not {wanted[0]} k{wanted[1]}")
