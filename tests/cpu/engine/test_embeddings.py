@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -72,7 +73,8 @@ def embed(engine: Engine, prompts: list[list[int]], pooling: str) -> list[list[f
 def oracle(folder: Path, pooling: str) -> list[npt.NDArray[np.float32]]:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.eval()
     pooled = []
     with torch.inference_mode():
         for prompt in PROMPTS:
