@@ -107,14 +107,14 @@ class Closing:
 
     def __init__(self, shortest: list[int] | None, max_tokens: int) -> None:
         self._max_tokens = max_tokens
-        self._every = max(1, min(MAX_EVERY, max_tokens // 32))
+        self._every = max(1, min(MAX_EVERY, max_tokens // 16))
         self._ways: dict[int, list[int] | None] = {}
         # Without a way, or with none that fits, the model chooses and the limit ends it.
         shortest_len = max_tokens if shortest is None else len(shortest)
         spare = max_tokens - shortest_len - 1
         # One more item of a list is seldom longer than the whole at its shortest.
         self._margin = max(0, min(max(MIN_MARGIN, shortest_len), max_tokens // 3, spare))
-        self._zone = 2 * shortest_len + 4 * self._margin if spare >= 0 else 0
+        self._zone = 2 * shortest_len + 2 * self._margin + self._every if spare >= 0 else 0
 
     def next_token(
         self, vocabulary: Vocabulary, matcher: LLMatcher, num_output_tokens: int
