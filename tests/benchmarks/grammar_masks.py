@@ -27,7 +27,7 @@ from rich.console import Console
 SHOW = Console(highlight=False).print
 BATCH = 8
 NUM_ROUNDS = 5
-NUM_TOKENS = 96
+NUM_TOKENS = 200
 PERSON: dict[str, Any] = {
     "type": "object",
     "properties": {
