@@ -110,6 +110,11 @@ class Curve:
             self._counts.insert(i, count)
             self._seconds.insert(i, seconds)
 
+    def __contains__(self, count: int) -> bool:
+        """Whether it is a known point."""
+        i = bisect_left(self._counts, count)
+        return i < len(self._counts) and self._counts[i] == count
+
     def scale(self, factor: float) -> None:
         """Multiply every point."""
         self._seconds = [seconds * factor for seconds in self._seconds]
@@ -198,11 +203,23 @@ class StepTimeModel:
         return self.kv_s * shape.kv_tokens_read + self.pair_s * shape.query_key_pairs
 
     def _refit_load(self) -> None:
-        """Scale everything by how much more of the machine others take than before."""
-        factor = median(seconds / busy_s for _, seconds, busy_s in self._recent) / self._load
-        if abs(factor - 1) <= HYSTERESIS:
-            return
-        self._load *= factor
+        """Scale everything by how much more of the machine others take than before, and by how much
+        slower work of known sizes is: caches that others use too, and a profile's warm ones, tell
+        on all sizes alike.
+        """
+        load = median(seconds / busy_s for _, seconds, busy_s in self._recent)
+        self._scale(load / self._load)
+        self._load = load
+        paces = [
+            busy_s * load / predicted
+            for shape, _, busy_s in self._recent
+            if _size_class(shape.num_tokens) in self.body
+            and (predicted := self.step_time(shape)) > 0
+        ]
+        if len(paces) >= MIN_SAMPLES and abs(median(paces) - 1) > HYSTERESIS:
+            self._scale(median(paces))
+
+    def _scale(self, factor: float) -> None:
         self.body.scale(factor)
         self.head.scale(factor)
         self.request_s *= factor

@@ -5,10 +5,12 @@ A guess of confidence c at position j of a draft is taken to be right (if those 
     probability = c * position[j] * request
 
 where each factor is right guesses / expected ones so far, old evidence fading. That of a position
-is over all requests of a proposer, given their own factors, with a prior of 1; that of a request
-over all its positions, given theirs, with the first guesses of all requests as a prior. So without
-evidence the proposer is believed, a new request is like the others, and what is learnt of a
-request's first guesses holds for its deeper ones too, which are seldom seen when those fail.
+is over all requests of a proposer, given their own factors, with a prior below 1: where rows are
+dear only the surest of many guesses are verified, and among those are the too sure ones. That of a
+request is over all its positions, given theirs, with the first guesses of all requests as a prior.
+So without evidence the proposer is nearly believed, a new request is like the others, and what is
+learnt of a request's first guesses holds for its deeper ones too, which are seldom seen when those
+fail.
 
 Guesses are compared with the text as it went on, whether they were verified or not, so there is
 evidence on the first position of every draft even at depth 0.
@@ -30,6 +32,8 @@ NUM_POSITIONS = 4
 PROPOSER_FADE, PROPOSER_PRIOR = 0.998, 20.0
 REQUEST_FADE, REQUEST_PRIOR = 0.97, 2.0
 """What remains of evidence after one more step; how many expected guesses a prior weighs."""
+FIRST_FACTOR = 0.85
+"""What a proposer's confidences are taken to be worth before there is evidence."""
 LEAST_EXPECTED = 1e-6
 MOST = 0.99
 """No guess is believed more than this."""
@@ -58,7 +62,9 @@ class AcceptanceHistory:
 
     def __init__(self) -> None:
         self._first = _Ratio(PROPOSER_FADE, PROPOSER_PRIOR)
-        self._positions = [_Ratio(PROPOSER_FADE, PROPOSER_PRIOR) for _ in range(NUM_POSITIONS)]
+        self._positions = [
+            _Ratio(PROPOSER_FADE, PROPOSER_PRIOR, FIRST_FACTOR) for _ in range(NUM_POSITIONS)
+        ]
         self._confidences = [
             _Ratio(PROPOSER_FADE, PROPOSER_PRIOR, USUAL_CONFIDENCE) for _ in range(NUM_POSITIONS)
         ]

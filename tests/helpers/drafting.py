@@ -69,7 +69,9 @@ class DraftingEngine:
                 kv_cache_memory_bytes=num_kv_bytes, enable_prefix_caching=enable_prefix_caching
             ),
             scheduler=SchedulerOptions(
-                max_num_seqs=16, max_num_batched_tokens=max_num_batched_tokens
+                max_num_seqs=16,
+                max_num_batched_tokens=max_num_batched_tokens,
+                max_stall_ms=1e9,
             ),
             speculation=options,
         )

@@ -159,6 +159,16 @@ def test_a_machine_that_slows_down_slows_sizes_that_do_not_occur_too() -> None:
     assert model.step_time(more) / model.step_time(now) == pytest.approx(before, rel=0.05)
 
 
+def test_work_that_is_slower_than_in_the_profile_is_so_at_all_sizes() -> None:
+    """Else the rows that drafts would add seem cheap from the first refit on."""
+    model = profiled(staircase)
+    now, more = decode(8, 100), decode(12, 100)
+    before = model.step_time(more) / model.step_time(now)
+    serve(model, lambda shape: 1.1 * staircase(shape), [now] * (4 * REFIT_EVERY))
+    assert model.step_time(now) == pytest.approx(1.1 * staircase(now), rel=0.03)
+    assert model.step_time(more) / model.step_time(now) == pytest.approx(before, rel=0.05)
+
+
 def test_noise_alone_moves_nothing() -> None:
     model = profiled(staircase)
     shapes = [decode(8, 100)] * (20 * REFIT_EVERY)
