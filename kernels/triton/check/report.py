@@ -79,7 +79,7 @@ def write_report(
     (folder / "kernels.json").write_text(f"[\n{rows}\n]\n")
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
     lines += ["| " + " | ".join(row) + " |" for row in summarize(results)]
-    extent = "the first of each kernel, kind and tile (`--quick`)" if is_quick else "all"
+    extent = "one of each kernel, kind and tile (`--quick`)" if is_quick else "all there are"
     text = (
         HEADER.format(count=len(results), extent=extent, models=", ".join(models))
         + "\n".join(lines)

@@ -50,7 +50,7 @@ class Compiled:
     @property
     def is_fp8(self) -> bool:
         """Whether e4m3 numbers are multiplied as they are."""
-        return self.variant.constant("KIND") == "fp8"
+        return bool(self.variant.constant("KIND") == "fp8")
 
     @property
     def bit_class(self) -> str:
