@@ -32,7 +32,12 @@ def test_the_python_of_grpc(server: ServerProcess, capsys: pytest.CaptureFixture
     exec(code.replace("127.0.0.1:8001", grpc_address(server)), names)
     names["channel"].close()
     shown = capsys.readouterr().out
-    assert "Paris" in shown
+    # Word for word what HTTP answers.
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    body = {"messages": messages, "temperature": 0, "max_tokens": 32}
+    with server.client() as http:
+        answer = http.post("/v1/chat/completions", json=body).json()
+    assert shown.startswith(answer["choices"][0]["message"]["content"] + "\n")
     assert "num_free_blocks" in shown
     assert len(names["vector"]) == 576
 
