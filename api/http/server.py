@@ -247,7 +247,7 @@ class Server:
         return ServedModel(client, text_model, options, self._service.metrics, style)
 
     async def _require_eval(self, client: EngineClient, tokenizer: TextCodec) -> None:
-        """Raises ServerStartError, with the engine ended, where a required evaluation is missing."""
+        """Raises ServerStartError, the engine ended, where a required evaluation is missing."""
         try:
             line = await asyncio.to_thread(
                 require_eval, self._engine_options, client.info.identity, tokenizer, self._options

@@ -33,7 +33,9 @@ def main(schemathesis: str, *options: str) -> int:
             f"--checks={','.join(CHECKS)}",
         ]
         return subprocess.run(
-            [*command, "--phases=coverage,fuzzing", "--warnings=off", *options], check=False
+            [*command, "--phases=coverage,fuzzing", "--warnings=off", *options],
+            cwd=folder,  # where it leaves its notes
+            check=False,
         ).returncode
 
 
