@@ -21,7 +21,7 @@ from hasten.core.options import EngineOptions
 )
 @json_option
 @click.pass_context
-def spec(ctx: click.Context, out: Path | None, json_path: Path | None, **values: Any) -> None:
+def spec(ctx: click.Context, /, out: Path | None, json_path: Path | None, **values: Any) -> None:
     """Decode the same prompts with and without speculation, in this process.
 
     Ratios are to no speculation, between runs on the same prompts. --methods says what is compared;
