@@ -245,7 +245,7 @@ def expected_product(
             flip = 3 / 8 * values.std() * matrix.std() * (x is not values)
         elif group_size is not None:
             x = oracles.quantized_rows(values, group_size)
-            flip = 2 / 127 * np.abs(values).max() * np.abs(matrix).max()
+            flip = 2 / 120 * np.abs(values).max() * np.abs(matrix).max()
         products.append(x @ matrix.T)
         allowance = max(allowance, float(flip / np.abs(products[-1]).max()))
     return np.concatenate(products, axis=1), allowance

@@ -50,9 +50,9 @@ def act_mul(x: F64, activation: ops.Activation) -> F64:
 
 
 def quantized_rows(x: F64, group_size: int) -> F64:
-    """`x` after int8 quantisation per row and group of inputs: amax / 127 steps."""
+    """`x` after int8 quantisation per row and group of inputs: amax / 120 steps."""
     groups = x.reshape(len(x), -1, group_size)
-    step: F64 = np.abs(groups).max(axis=-1, keepdims=True) / 127
+    step: F64 = np.abs(groups).max(axis=-1, keepdims=True) / 120
     step[step == 0] = 1
     return (np.round(groups / step) * step).reshape(x.shape)
 

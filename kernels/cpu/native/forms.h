@@ -9,9 +9,21 @@ struct RowPlace {
   int lane;    // the row within it
 };
 
-// The height of a step's blocks of rows (the last may be lower). It changes no result.
-HASTEN_INLINE int tile_height(int num_rows) {
-  return num_rows <= 2 * kTallTile ? kTallTile : kRowTile;
+// The height of a step's blocks of rows (the last may be lower). It changes no result. Blocks are as
+// equal as possible for few rows; for many, the height that leaves least of a low last block, which
+// takes as long as one of kShortTile rows.
+inline int tile_height(int num_rows) {
+  if (num_rows <= kUnpackRows) {
+    const int blocks = round_up(num_rows, kTallTile) / kTallTile;
+    return blocks > 0 ? round_up(num_rows, blocks) / blocks : 1;
+  }
+  int best = kRowTile, least = num_rows + kRowTile;
+  for (int height = kRowTile; height >= kShortTile; --height) {
+    const int rest = num_rows % height;
+    const int cost = rest == 0 || rest > kShortTile ? num_rows : num_rows - rest + kShortTile;
+    if (cost < least) best = height, least = cost;
+  }
+  return best;
 }
 
 HASTEN_INLINE RowPlace place_of(int row, int num_rows) {
@@ -27,6 +39,7 @@ struct Int8Block {
   float* scales;     // [groups][height]
   float* sums;       // [groups][height], scale times the sum of the group's integers
   int32_t* isums;    // [groups][height], that sum itself
+  int32_t* pairs;    // [groups][height], see unpacked.h: -(sum of 120 y - 8 x + x y)
 
   HASTEN_INLINE Int8Block(const Buffer& b, int block, int height) {
     uint8_t* base = b.int8 + static_cast<size_t>(block) * b.int8_row_bytes();
@@ -35,10 +48,11 @@ struct Int8Block {
     scales = reinterpret_cast<float*>(base + static_cast<size_t>(height) * b.padded_width());
     sums = scales + span;
     isums = reinterpret_cast<int32_t*>(sums + span);
+    pairs = isums + span;
   }
 };
 
-// Quantises 32 values to q = round(x / s), s = max |x| / 127. A group that holds NaN or infinity
+// Quantises 32 values to q = round(x / s), s = max |x| / kActivationMax. A group that holds NaN or infinity
 // gets the scale NaN, so that it stays visible instead of turning into ordinary integers.
 HASTEN_INLINE void emit_int8_group(const Int8Block& to, int group, int height, int lane,
                                    const float* values) {
@@ -50,25 +64,28 @@ HASTEN_INLINE void emit_int8_group(const Int8Block& to, int group, int height, i
   std::memcpy(&largest, &top, sizeof largest);
   const bool is_finite = top < 0x7F800000;
   // Below 2^-100 the inverse would overflow; such a group is zero for every purpose.
-  const float inverse = is_finite && largest > 1e-30f ? 127.0f / largest : 0.0f;
+  const float inverse = is_finite && largest > 1e-30f ? kActivationMax / largest : 0.0f;
   alignas(64) int8_t q[kGroup];
-  int32_t sum = 0;
+  int32_t sum = 0, pairs = 0;
   if (inverse != 0.0f) {
-    const I16x qa = to_int(a * splat(inverse));
-    const I16x qb = to_int(b * splat(inverse));
-    store_i8(q, qa);
-    store_i8(q + kLanes, qb);
-    sum = reduce_iadd(qa + qb);
+    const I16x x = to_int(a * splat(inverse));
+    const I16x y = to_int(b * splat(inverse));
+    store_i8(q, x);
+    store_i8(q + kLanes, y);
+    sum = reduce_iadd(x + y);
+    const F16x fx = to_float(x), fy = to_float(y);
+    pairs = reduce_iadd(to_int(splat(8.0f) * fx - fy * (fx + splat(kActivationMax))));
   } else {
     std::memset(q, 0, sizeof q);
   }
   for (int i = 0; i < kGroup / 4; ++i) {
     std::memcpy(&to.words[(group * (kGroup / 4) + i) * height + lane], q + 4 * i, 4);
   }
-  const float scale = is_finite ? largest * (1.0f / 127.0f) : __builtin_nanf("");
+  const float scale = is_finite ? largest * (1.0f / kActivationMax) : __builtin_nanf("");
   to.scales[group * height + lane] = scale;
   to.sums[group * height + lane] = scale * static_cast<float>(sum);
   to.isums[group * height + lane] = sum;
+  to.pairs[group * height + lane] = pairs;
 }
 
 HASTEN_INLINE void emit_words(uint8_t* base, size_t row_bytes, const RowPlace& at, int first_word,
@@ -80,17 +97,40 @@ HASTEN_INLINE void emit_words(uint8_t* base, size_t row_bytes, const RowPlace& a
   }
 }
 
+// Leaves 32 columns from `column` on, a multiple of 32, in the laid-out forms.
+HASTEN_INLINE void emit_group(const Output& out, const RowPlace& at, int column,
+                              const float* values) {
+  const Buffer& b = *out.buffer;
+  if (out.forms & kInt8) {
+    emit_int8_group(Int8Block(b, at.block, at.height), column / kGroup, at.height, at.lane, values);
+  }
+  if (out.forms & kBf16) {
+    alignas(64) uint16_t halves[kGroup];
+    store_bf16(halves, load(values));
+    store_bf16(halves + kLanes, load(values + kLanes));
+    emit_words(b.bf16, b.bf16_row_bytes(), at, column / 2, halves, kGroup / 2);
+  }
+  if (out.forms & kF32) emit_words(b.f32, b.f32_row_bytes(), at, column, values, kGroup);
+}
+
+HASTEN_INLINE bool is_laid_out(const Output& out) {
+  return (out.forms & ~static_cast<unsigned>(kPlain)) != 0;
+}
+
 // Leaves columns [begin, begin + count) of a row. `begin` is a multiple of 32, and so is `count`
 // unless the columns reach the end of the row.
-inline void emit_at(const Output& out, const RowPlace& at, int begin, const float* values,
-                    int count) {
+HASTEN_INLINE void emit_at(const Output& out, const RowPlace& at, int begin, const float* values,
+                           int count) {
   const Buffer& b = *out.buffer;
   if (out.forms & kPlain) {
     float* to = b.plain + static_cast<size_t>(at.block + at.lane) * b.width + begin;
-    if (to != values) std::memcpy(to, values, sizeof(float) * static_cast<size_t>(count));
+    if (to != values) {
+      int i = 0;
+      for (; i + kLanes <= count; i += kLanes) store(to + i, load(values + i));
+      if (i < count) std::memcpy(to + i, values + i, sizeof(float) * static_cast<size_t>(count - i));
+    }
   }
-  if (!(out.forms & ~static_cast<unsigned>(kPlain))) return;
-  const Int8Block int8(b, at.block, at.height);
+  if (!is_laid_out(out)) return;
   for (int i = 0; i < count; i += kGroup) {
     alignas(64) float padded[kGroup];
     const float* group = values + i;
@@ -99,21 +139,14 @@ inline void emit_at(const Output& out, const RowPlace& at, int begin, const floa
       std::memcpy(padded, group, sizeof(float) * static_cast<size_t>(count - i));
       group = padded;
     }
-    const int column = begin + i;
-    if (out.forms & kInt8) emit_int8_group(int8, column / kGroup, at.height, at.lane, group);
-    if (out.forms & kBf16) {
-      alignas(64) uint16_t halves[kGroup];
-      store_bf16(halves, load(group));
-      store_bf16(halves + kLanes, load(group + kLanes));
-      emit_words(b.bf16, b.bf16_row_bytes(), at, column / 2, halves, kGroup / 2);
-    }
-    if (out.forms & kF32) emit_words(b.f32, b.f32_row_bytes(), at, column, group, kGroup);
+    emit_group(out, at, begin + i, group);
   }
 }
 
 inline void emit(const Output& out, int row, int num_rows, int begin, const float* values,
                  int count) {
-  emit_at(out, place_of(row, num_rows), begin, values, count);
+  const RowPlace at = is_laid_out(out) ? place_of(row, num_rows) : RowPlace{row, 1, 0};
+  emit_at(out, at, begin, values, count);
 }
 
 inline float* plain_row(const Buffer& b, int row) {

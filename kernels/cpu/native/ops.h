@@ -13,6 +13,7 @@
 namespace hasten {
 
 constexpr int kGroup = 32;         // inputs that share one activation scale
+constexpr int kActivationMax = 120;  // int8 activations are -120 to 120: unpacked.h adds weights to them
 constexpr int kTileCols = 32;      // outputs of one packed weight tile
 constexpr int kKVTile = 16;        // tokens whose K (or V) are interleaved in the cache
 constexpr int kSplitLen = 256;     // keys after which attention breaks its accumulation
@@ -32,7 +33,7 @@ enum Form : unsigned {
 // The last three forms are laid out for the linear kernels: blocks of
 // `tile_height` rows (the last one as high as what is left), and in a block word k of all its rows side by side, a word being four
 // int8, two bfloat16 or one float32. The int8 block continues with [groups][rows] each of scales,
-// scaled sums, and integer sums.
+// scaled sums, integer sums, and sums for pairs of inputs (forms.h, Int8Block).
 struct Buffer {
   int width = 0;
   int capacity = 0;
@@ -46,7 +47,7 @@ struct Buffer {
   unsigned forms() const {
     return (plain ? kPlain : 0u) | (int8 ? kInt8 : 0u) | (bf16 ? kBf16 : 0u) | (f32 ? kF32 : 0u);
   }
-  size_t int8_row_bytes() const { return static_cast<size_t>(padded_width()) + 12u * groups(); }
+  size_t int8_row_bytes() const { return static_cast<size_t>(padded_width()) + 16u * groups(); }
   size_t bf16_row_bytes() const { return 2u * static_cast<size_t>(padded_width()); }
   size_t f32_row_bytes() const { return 4u * static_cast<size_t>(padded_width()); }
 };
@@ -374,6 +375,27 @@ struct Step {
   int slice_rows = 0;
 };
 
+// What the next attention will read of the KV cache, in blocks. Products fetch it into the
+// processor's cache, since they compute while memory is idle.
+struct KVAhead {
+  const KVGroup* kv = nullptr;
+  int layer_idx = 0;
+  const int32_t* blocks = nullptr;
+  int num_parts = 0;
+  int parts_per_block = 1;
+  std::atomic<int>* next = nullptr;
+
+  // The next part and its size, or null when all are taken.
+  const uint8_t* take(size_t& bytes) const {
+    if (next->load(std::memory_order_relaxed) >= num_parts) return nullptr;
+    const int part = next->fetch_add(1, std::memory_order_relaxed);
+    if (part >= num_parts) return nullptr;
+    bytes = kv->block_bytes() / static_cast<size_t>(parts_per_block);
+    return kv->block(layer_idx, blocks[part / parts_per_block]) +
+           bytes * static_cast<size_t>(part % parts_per_block);
+  }
+};
+
 // One thread's part in one op.
 struct Share {
   int thread = 0;
@@ -382,6 +404,7 @@ struct Share {
   int first_row = 0;  // rows before it need not be computed
   uint8_t* scratch = nullptr;  // kScratchBytes, aligned to 64
   std::atomic<int>* next = nullptr;
+  const KVAhead* ahead = nullptr;  // null: nothing to fetch
 
   // Claims the next `grain` of `count` tasks: false when none is left.
   bool claim(int count, int grain, int& begin, int& end) const {
@@ -427,7 +450,7 @@ struct NoiseKey {
 // The kernels of one instruction set.
 struct KernelTable {
   const char* name;
-  int row_multiple;  // a multiple of every height of blocks
+  int (*tile_height)(int num_rows);  // of the blocks of rows in the laid-out forms
   Kernel<EmbedOp> embed;
   Kernel<RmsNormOp> rms_norm;
   Kernel<LinearOp> linear;

@@ -26,6 +26,9 @@ namespace {
 
 constexpr int kTaskTokens = 32;  // query tokens of one attention task, at most
 constexpr int kParallelTokens = 8;  // tasks up to this long may be cut at their splits
+constexpr int kFetchTokens = 64;    // up to which products fetch what attention will read
+constexpr int kMostParts = 4;       // of a block, fetched one by one
+constexpr size_t kFetchBytes = size_t{8} << 20;  // of a layer
 constexpr size_t kHugePage = size_t{2} << 20;
 
 struct NamedTable {
@@ -111,6 +114,7 @@ Program::Program(const std::string& isa, int num_threads, Capacity capacity, int
       num_embeddings_(std::numeric_limits<int>::max()),
       team_(num_threads) {
   require(kv_.size() <= kMaxGroups, "too many KV groups");
+  blocks_to_read_.resize(kv_.size());
   // A row of adjusted logits, its candidates and their ids, or anything an op declares it needs.
   scratch_.resize(static_cast<size_t>(num_threads));
   claim_scratch(std::max(kScratchBytes, 24 * static_cast<size_t>(vocab_size)));
@@ -184,6 +188,8 @@ void Program::add(const LinearOp& op) {
   // A tile, or the pair of a fused activation.
   if (op.weight.format == WeightFormat::kFp8) claim_scratch(2 * op.weight.unpacked_fp8_bytes());
   append(op, kernels_.linear);
+  Node& node = (has_head_ ? head_ : body_).back();
+  node.num_tiles = op.weight.tiles() / (op.activation == Activation::kNone ? 1 : 2);
 }
 
 void Program::add(const RopeStoreOp& op) {
@@ -208,6 +214,16 @@ void Program::add(const AttentionOp& op) {
   const KVGroup& kv = kv_[static_cast<size_t>(op.group_id)];
   // Keys and values of one split in words of four bytes, and their scales.
   if (!kv.is_direct()) claim_scratch(kScratchBytes + 8u * kSplitLen * static_cast<size_t>(kv.head_size + 1));
+  attentions_.push_back({op.group_id, op.window});
+  Attention& attention = attentions_.back();
+  attention.ahead.kv = &kv;
+  attention.ahead.layer_idx = op.layer_idx;
+  attention.ahead.next = attention.next.get();
+  for (; num_before_attention_ < body_.size(); ++num_before_attention_) {
+    Node& node = body_[num_before_attention_];
+    node.ahead = &attention.ahead;
+    attention.num_tiles += node.num_tiles;
+  }
   append(op, kernels_.paged_attention);
 }
 
@@ -323,6 +339,47 @@ void Program::plan_attention(Step& step) {
   step.splits_done = splits_done_.data();
 }
 
+// Only in steps of few tokens: in others the attention computes for longer than it reads.
+void Program::plan_fetching(const Step& step) {
+  const bool is_worthwhile = step.num_tokens <= kFetchTokens;
+  if (is_worthwhile) collect_blocks(step);
+  const int height = kernels_.tile_height(step.num_tokens);
+  const int row_blocks = round_up(step.num_tokens, height) / height;
+  for (Attention& attention : attentions_) {
+    KVAhead& ahead = attention.ahead;
+    const std::vector<int32_t>& blocks = blocks_to_read_[static_cast<size_t>(attention.group_id)];
+    ahead.blocks = blocks.data();
+    const int num_blocks = is_worthwhile ? static_cast<int>(blocks.size()) : 0;
+    const int num_calls = attention.num_tiles * row_blocks;
+    ahead.parts_per_block = std::clamp(num_calls / std::max(num_blocks, 1), 1, kMostParts);
+    ahead.num_parts = num_blocks * ahead.parts_per_block;
+    ahead.next->store(0, std::memory_order_relaxed);
+  }
+}
+
+// The blocks of each group that attention will read, as many as the processor's cache may hold.
+void Program::collect_blocks(const Step& step) {
+  for (std::vector<int32_t>& blocks : blocks_to_read_) blocks.clear();
+  for (const Attention& attention : attentions_) {
+    const KVGroup& kv = *attention.ahead.kv;
+    std::vector<int32_t>& blocks = blocks_to_read_[static_cast<size_t>(attention.group_id)];
+    if (!blocks.empty()) continue;  // the layers of a group read the same blocks
+    const GroupTables& tables = step.groups[attention.group_id];
+    const size_t most = kFetchBytes / kv.block_bytes();
+    for (int r = 0; r < step.num_requests; ++r) {
+      if (step.query_starts[r] == step.query_starts[r + 1]) continue;
+      const int first = step.positions[step.query_starts[r]];
+      const int last = step.positions[step.query_starts[r + 1] - 1];
+      const int begin = attention.window > 0 ? std::max(first - attention.window + 1, 0) : 0;
+      const int32_t* table = tables.block_tables + static_cast<size_t>(step.table_rows[r]) *
+                                                       static_cast<size_t>(tables.table_width);
+      for (int b = begin / kv.block_size; b <= last / kv.block_size && blocks.size() < most; ++b) {
+        blocks.push_back(table[b]);
+      }
+    }
+  }
+}
+
 void Program::copy_blocks(const Step& step) const {
   for (int g = 0; g < step.num_groups; ++g) {
     const KVGroup& kv = kv_[static_cast<size_t>(g)];
@@ -345,6 +402,7 @@ void Program::run(Step step) {
   copy_blocks(step);
   if (step.num_tokens == 0) return;
   if (has_attention_) plan_attention(step);
+  plan_fetching(step);
   team_.run([&](int thread) { run_thread(step, thread); });
   const int failed = failed_row_.load(std::memory_order_relaxed);
   if (failed >= 0) {
@@ -372,12 +430,14 @@ void Program::run_thread(const Step& step, int thread) {
 int Program::first_tail_row(const Step& step) const {
   int first = step.num_tokens;
   for (int l = 0; l < step.num_logit_rows; ++l) first = std::min(first, step.logit_rows[l]);
-  return first == step.num_tokens ? first : first / kernels_.row_multiple * kernels_.row_multiple;
+  if (first == step.num_tokens) return first;
+  const int height = kernels_.tile_height(step.num_tokens);
+  return first / height * height;
 }
 
 void Program::run_node(Node& node, const Step& step, int num_rows, int first_row, int thread) {
   node.run(step, {thread, team_.width(), num_rows, first_row,
-                  scratch_[static_cast<size_t>(thread)]->data(), node.next.get()});
+                  scratch_[static_cast<size_t>(thread)]->data(), node.next.get(), node.ahead});
   team_.barrier(thread);
   // Nobody claims from this op again before another barrier: one follows every op and slice.
   if (thread == 0) node.next->store(0, std::memory_order_relaxed);

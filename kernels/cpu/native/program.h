@@ -88,6 +88,17 @@ class Program {
   struct Node {
     std::function<void(const Step&, const Share&)> run;
     std::unique_ptr<std::atomic<int>> next = std::make_unique<std::atomic<int>>(0);
+    int num_tiles = 0;               // of a product's outputs
+    const KVAhead* ahead = nullptr;  // of the attention that follows
+  };
+
+  // An attention, for the products before it that fetch what it will read.
+  struct Attention {
+    int group_id;
+    int window;
+    int num_tiles = 0;  // of these products
+    KVAhead ahead{};
+    std::unique_ptr<std::atomic<int>> next = std::make_unique<std::atomic<int>>(0);
   };
 
   template <class Op>
@@ -103,6 +114,8 @@ class Program {
   void check_group(const Step& step, int group_id) const;
   void check_sampling(const Step& step) const;
   void plan_attention(Step& step);
+  void plan_fetching(const Step& step);
+  void collect_blocks(const Step& step);
   void copy_blocks(const Step& step) const;
   void run_thread(const Step& step, int thread);
   void run_node(Node& node, const Step& step, int num_rows, int first_row, int thread);
@@ -125,6 +138,9 @@ class Program {
   int max_kv_heads_ = 1;
   size_t max_row_floats_ = 0;  // of the partial results of one token, all heads
   std::vector<AttentionTask> tasks_;
+  std::deque<Attention> attentions_;
+  size_t num_before_attention_ = 0;  // body ops up to the last attention so far
+  std::vector<std::vector<int32_t>> blocks_to_read_;  // by KV group
   std::unique_ptr<Memory> partials_;
   std::vector<std::atomic<int>> splits_done_;
   std::vector<std::unique_ptr<Memory>> scratch_;

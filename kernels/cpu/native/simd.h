@@ -17,11 +17,14 @@ namespace hasten::HASTEN_ISA {
 #define HASTEN_INLINE inline __attribute__((always_inline))
 
 constexpr int kLanes = 16;
+constexpr int kUnpackRows = 12;  // from more rows on, int4 weights are unpacked first (unpacked.h)
 
 #if defined(__AVX512F__)
 
-// Rows of a register tile: 6 x 2 integer and 6 x 2 float accumulators; for few rows 8, which spills
-// but goes over the weights once instead of twice (8 rows: 8 % faster; 32 rows: 4 % slower).
+// Rows of a register tile: 4 to 6 for many rows, as its two accumulators of integers and two of
+// floats for each row stay in registers; for few 8, which spills but goes over the weights once
+// instead of twice (8 rows: 8 % faster; 32 rows: 4 % slower).
+constexpr int kShortTile = 4;
 constexpr int kRowTile = 6;
 constexpr int kTallTile = 8;
 constexpr int kQueryTile = 6;  // of attention: 6 x 4 accumulators, 4 operands
@@ -84,6 +87,11 @@ HASTEN_INLINE I16x dot_u4(I16x acc, I16x w, I16x x) { return {_mm512_dpbusd_epi3
 // The same for signed w, stored with its sign bit flipped; starts from `dot_s8_start(sum of x)`.
 HASTEN_INLINE I16x dot_s8(I16x acc, I16x w, I16x x) { return {_mm512_dpbusd_epi32(acc.v, w.v, x.v)}; }
 HASTEN_INLINE I16x dot_s8_start(int32_t sum) { return {_mm512_set1_epi32(-128 * sum)}; }
+// The same for any unsigned and signed bytes.
+HASTEN_INLINE I16x dot_bytes(I16x acc, I16x a, I16x b) { return {_mm512_dpbusd_epi32(acc.v, a.v, b.v)}; }
+HASTEN_INLINE I16x add_bytes(I16x a, I16x b) { return {_mm512_add_epi8(a.v, b.v)}; }
+HASTEN_INLINE I16x isplat_byte(int x) { return {_mm512_set1_epi8(static_cast<char>(x))}; }
+HASTEN_INLINE I16x operator-(I16x a, I16x b) { return {_mm512_sub_epi32(a.v, b.v)}; }
 // acc += products of bf16 pairs, lane by lane.
 HASTEN_INLINE F16x dot_bf16(F16x acc, I16x a, I16x b) {
   return {_mm512_dpbf16_ps(acc.v, reinterpret_cast<__m512bh>(a.v), reinterpret_cast<__m512bh>(b.v))};
@@ -99,6 +107,7 @@ HASTEN_INLINE void store_i8(int8_t* p, I16x a) {
 #else
 
 #if defined(__AVX2__)
+constexpr int kShortTile = 2;
 constexpr int kRowTile = 2;
 constexpr int kTallTile = 2;
 constexpr int kQueryTile = 2;
@@ -203,6 +212,7 @@ HASTEN_INLINE I16x dot_s8_start(int32_t) { return izero(); }
 
 #else  // portable
 
+constexpr int kShortTile = 2;
 constexpr int kRowTile = 2;
 constexpr int kTallTile = 2;
 constexpr int kQueryTile = 2;

@@ -109,9 +109,9 @@ def test_embedding_rows_are_the_dequantised_weights(isa: str, rows: int, width: 
 
 
 def quantised_inputs(x: F32) -> npt.NDArray[np.float64]:
-    """What the int8 kernels see: groups of 32 rounded to 127 steps of their largest magnitude."""
+    """What the int8 kernels see: groups of 32 rounded to 120 steps of their largest magnitude."""
     groups = x.reshape(len(x), -1, 32).astype(np.float64)
-    scale = np.abs(groups).max(axis=2, keepdims=True) / 127
+    scale = np.abs(groups).max(axis=2, keepdims=True) / 120
     rounded: npt.NDArray[np.float64] = np.rint(groups / scale) * scale
     return rounded.reshape(x.shape)
 
@@ -160,6 +160,29 @@ def test_fp8_products_match_the_oracle_at_any_number_of_rows(isa: str, name: str
     for count in ROW_COUNTS:
         rows = run_taps(backend, program, weights, list(range(count)))
         np.testing.assert_array_equal(rows, whole[:count], err_msg=f"{count} rows")
+
+
+@pytest.mark.parametrize("inputs", ["largest", "smallest", "alternating"])
+@pytest.mark.parametrize("nibbles", [0x00, 0xFF, 0x0F, 0xF0])
+def test_extreme_integers_do_not_overflow(isa: str, inputs: str, nibbles: int) -> None:
+    """Every factor of a product at its limit, by way of few rows and of many."""
+    signs = {
+        "largest": np.ones(64, np.float32),
+        "smallest": -np.ones(64, np.float32),
+        "alternating": np.where(np.arange(64) // 16 % 2, -1, 1).astype(np.float32),
+    }[inputs]
+    x = np.tile(signs, (NUM_ROWS, 1))
+    ones, zeros = np.ones((32, 2), np.float16), np.zeros((32, 2), np.float16)
+    weight = GroupedIntWeight(4, 32, np.full((32, 32), nibbles, np.uint8), ones, zeros)
+    program = Program(NUM_ROWS, ())
+    out = program.buffer("y", Rows.TOKENS, 32, DType.BF16)
+    program.add(ops.Linear(embedded(program, 64, DType.BF16), WEIGHT, out))
+    program.tap("out", out)
+    weights: dict[WeightName, Weight] = {TABLE: DenseWeight(x), WEIGHT: weight}
+    want = (x @ weight.dequantize().T).astype(np.float32)
+    for count in (1, NUM_ROWS):
+        got = run_taps(CpuBackend(1, isa=isa), program, weights, list(range(count)))
+        np.testing.assert_allclose(got, want[:count], rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [DType.BF16, DType.F32])
