@@ -21,7 +21,10 @@ inline int tile_height(int num_rows) {
   for (int height = kRowTile; height >= kShortTile; --height) {
     const int rest = num_rows % height;
     const int cost = rest == 0 || rest > kShortTile ? num_rows : num_rows - rest + kShortTile;
-    if (cost < least) best = height, least = cost;
+    if (cost < least) {
+      best = height;
+      least = cost;
+    }
   }
   return best;
 }
@@ -52,8 +55,8 @@ struct Int8Block {
   }
 };
 
-// Quantises 32 values to q = round(x / s), s = max |x| / kActivationMax. A group that holds NaN or infinity
-// gets the scale NaN, so that it stays visible instead of turning into ordinary integers.
+// Quantises 32 values to q = round(x / s), s = max |x| / kActivationMax. A group that holds NaN or
+// infinity gets the scale NaN, so that it stays visible instead of turning into ordinary integers.
 HASTEN_INLINE void emit_int8_group(const Int8Block& to, int group, int height, int lane,
                                    const float* values) {
   const F16x a = load(values);

@@ -13,7 +13,7 @@
 namespace hasten {
 
 constexpr int kGroup = 32;         // inputs that share one activation scale
-constexpr int kActivationMax = 120;  // int8 activations are -120 to 120: unpacked.h adds weights to them
+constexpr int kActivationMax = 120;  // of int8 activations: unpacked.h adds weights to them
 constexpr int kTileCols = 32;      // outputs of one packed weight tile
 constexpr int kKVTile = 16;        // tokens whose K (or V) are interleaved in the cache
 constexpr int kSplitLen = 256;     // keys after which attention breaks its accumulation
