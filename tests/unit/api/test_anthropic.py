@@ -59,7 +59,7 @@ def test_blocks_and_stop_sequences(client: anthropic.Anthropic) -> None:
         metadata={"user_id": "me"},
     )
     answer = client.messages.create(**options)
-    assert answer.content[0].text == "<system>Be\n<user>One\n<assistant>\n<user>"  # type: ignore[union-attr]  # text
+    assert answer.content[0].text == "<system>Be\n<user>One\n<assistant>\n<user>"
     assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", "Two")
 
 
@@ -75,7 +75,7 @@ def test_a_stream_builds_up_the_whole_answer(client: anthropic.Anthropic) -> Non
     assert message.stop_reason == "max_tokens"
     assert (message.usage.input_tokens, message.usage.output_tokens) == (20, 13)
     whole = client.messages.create(**options)
-    assert whole.content[0].text == "<user>grün\n<"  # type: ignore[union-attr]  # a text
+    assert whole.content[0].text == "<user>grün\n<"
     assert whole.usage == message.usage
 
 
