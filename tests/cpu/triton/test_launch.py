@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from hasten.api.cli.check import check
+from hasten.api.cli.main import main
 from hasten.kernels.triton import has_device
 from hasten.kernels.triton.launch import (
     ROW_CLASSES,
@@ -67,7 +67,7 @@ def test_tuning_takes_the_fastest_and_keeps_what_is_as_fast() -> None:
 def test_tuning_needs_a_device() -> None:
     if has_device():
         pytest.skip("there is one")
-    result = CliRunner().invoke(check, ["--tune"])
+    result = CliRunner().invoke(main, ["check", "--tune"])
     assert result.exit_code == 1
     assert "--tune needs a CUDA device" in result.output
 

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from hasten.api.batch import BadLine, BatchError, BatchRunner, keep_answered, read_requests
-from hasten.api.cli.run_batch import run_batch
+from hasten.api.cli.main import main
 
 NAMES = ("one", "two", "three", "four")
 
@@ -36,7 +36,7 @@ def run(http: httpx.Client, source: Path, target: Path) -> int:
     key = http.headers["authorization"].removeprefix("Bearer ")
     arguments = ["-i", str(source), "-o", str(target), "--url", str(http.base_url)]
     with pytest.raises(SystemExit) as caught:
-        run_batch.main([*arguments, "--api-key", key])
+        main(["run-batch", *arguments, "--api-key", key])
     assert isinstance(caught.value.code, int)
     return caught.value.code
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from hasten.api.cli.key import key as key_command
+from hasten.api.cli.main import main
 from hasten.api.security import Key, KeyFileError, Keyring
 from hasten.api.security.keys import digest_of, new_key
 from hasten.api.security.limits import KeyLimits
@@ -106,7 +106,7 @@ def test_limits_per_minute_come_back_evenly() -> None:
 
 def test_keys_differ_and_the_command_makes_an_entry(tmp_path: Path) -> None:
     assert new_key() != new_key()
-    done = CliRunner().invoke(key_command, ["carol", "--admin"])
+    done = CliRunner().invoke(main, ["key", "carol", "--admin"])
     assert done.exit_code == 0
     made = done.stderr.split()[-1]
     path = tmp_path / "keys.toml"
