@@ -117,8 +117,9 @@ class Vllm:
         module = (str(self._environment.python), "-m", "vllm.entrypoints.openai.api_server")
         model = ("--model", str(bf16_directory(self._folder)), "--dtype", "bfloat16")
         limits = ("--max-model-len", str(MAX_LEN), "--max-num-seqs", str(MAX_STREAMS))
-        command = (*module, *model, *limits, "--host", "127.0.0.1", "--port", PORT)
-        return ServerCommand(command, "/health", {"VLLM_CPU_KVCACHE_SPACE": "1"})
+        memory = ("--gpu-memory-utilization", "0.3")  # of the machine's; more may not be free
+        command = (*module, *model, *limits, *memory, "--host", "127.0.0.1", "--port", PORT)
+        return ServerCommand(command, "/health")
 
 
 class OpenVino:

@@ -3,10 +3,10 @@
 import sys
 
 from hasten.api import LLM, SamplingParams
-from protocol import answer_calls  # a neighbour: this file is run by its path
+from protocol import Generate, answer_calls  # a neighbour: this file is run by its path
 
 
-def main() -> None:
+def load() -> Generate:
     llm = LLM(sys.argv[1], max_model_len=4096, max_num_seqs=32)
 
     def generate(prompts: list[list[int]], output_len: int) -> None:
@@ -14,8 +14,8 @@ def main() -> None:
             prompts, SamplingParams(max_tokens=output_len, temperature=0.0, ignore_eos=True)
         )
 
-    answer_calls(generate)
+    return generate
 
 
 if __name__ == "__main__":
-    main()
+    answer_calls(load)

@@ -4,10 +4,10 @@ import json
 import subprocess
 import sys
 
-from protocol import answer_calls  # a neighbour: this file is run by its path
+from protocol import Generate, answer_calls  # a neighbour: this file is run by its path
 
 
-def main() -> None:
+def load() -> Generate:
     program, model = sys.argv[1:]
 
     def generate(prompts: list[list[int]], output_len: int) -> float:
@@ -20,8 +20,8 @@ def main() -> None:
         # Without loading the model, which the others do once.
         return float(rows[-1]["t"])
 
-    answer_calls(generate)
+    return generate
 
 
 if __name__ == "__main__":
-    main()
+    answer_calls(load)

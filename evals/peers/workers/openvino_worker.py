@@ -5,10 +5,10 @@ import sys
 import numpy as np
 import openvino as ov
 import openvino_genai as genai
-from protocol import answer_calls  # a neighbour: this file is run by its path
+from protocol import Generate, answer_calls  # a neighbour: this file is run by its path
 
 
-def main() -> None:
+def load() -> Generate:
     scheduler = genai.SchedulerConfig()
     scheduler.max_num_seqs = 32
     scheduler.cache_size = 1
@@ -19,8 +19,8 @@ def main() -> None:
         tensors = [ov.Tensor(np.array([ids], dtype=np.int64)) for ids in prompts]
         pipeline.generate(tensors, [config] * len(tensors))
 
-    answer_calls(generate)
+    return generate
 
 
 if __name__ == "__main__":
-    main()
+    answer_calls(load)

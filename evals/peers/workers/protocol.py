@@ -25,10 +25,11 @@ def prompts_of(streams: int, prompt_len: int, seed: int) -> list[list[int]]:
     return [[source.randrange(1000, 40_000) for _ in range(prompt_len)] for _ in range(streams)]
 
 
-def answer_calls(generate: Generate) -> None:
-    """Answer until the input ends. What the engine prints goes to standard error."""
+def answer_calls(load: Callable[[], Generate]) -> None:
+    """Load an engine and answer until the input ends. What it prints goes to standard error."""
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
+    generate = load()
     replies.write("ready\n")
     for line in sys.stdin:
         call = json.loads(line)

@@ -22,7 +22,7 @@ def generate(prompts, output_len):
     assert len(set(map(tuple, prompts))) == len(prompts)
     return 1.0 + 0.5 * len(prompts) * (output_len - 1)
 
-answer_calls(generate)
+answer_calls(lambda: generate)
 """
 
 
