@@ -14,9 +14,9 @@ from tests.helpers.engines import ask, run_requests
 from tests.helpers.tiny_models import save_tiny_model
 
 
-def options(folder: Path, kernels: str) -> EngineOptions:
+def options(folder: Path, kernels: str, model_impl: str = "native") -> EngineOptions:
     return EngineOptions(
-        model=ModelOptions(model=str(folder)),
+        model=ModelOptions(model=str(folder), model_impl=model_impl),
         cache=CacheOptions(kv_cache_memory_bytes=1 << 22),
         execution=ExecutionOptions(kernels=kernels, num_threads=1),
     )
@@ -25,12 +25,13 @@ def options(folder: Path, kernels: str) -> EngineOptions:
 def test_auto_is_the_reference_where_the_native_kernels_lack_an_op(tmp_path: Path) -> None:
     if "cpu" not in available_backends():
         pytest.skip("the native kernels are not built here")
-    save_tiny_model("mixtral", tmp_path)
-    with pytest.raises(UnsupportedOpError, match=r"kernels cpu cannot run this model: route: "):
-        ModelBinding.load(options(tmp_path, "cpu"))
+    save_tiny_model("qwen3", tmp_path)
+    refused = "kernels cpu cannot run this model: foreign_body: "
+    with pytest.raises(UnsupportedOpError, match=refused):
+        ModelBinding.load(options(tmp_path, "cpu", "transformers"))
     lines: list[str] = []
-    engine = build_engine(options(tmp_path, "auto"), lines.append)
-    assert sum("kernels cpu cannot run this model: route: " in line for line in lines) == 1
+    engine = build_engine(options(tmp_path, "auto", "transformers"), lines.append)
+    assert sum(refused in line for line in lines) == 1
     assert any("kernels reference" in line for line in lines)
     params = GenerationParams(max_tokens=3, seed=1, ignore_eos=True)
     answers = run_requests(engine, [ask("r", [3, 4, 5], params)])
