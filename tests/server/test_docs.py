@@ -90,7 +90,8 @@ def test_the_flags_that_the_pages_name_exist() -> None:
     from click.testing import CliRunner
     from hasten.api.cli.main import main
 
-    known = CliRunner().invoke(main, ["serve", "--help"]).output
+    commands = ("serve", "run-batch")
+    known = "".join(CliRunner().invoke(main, [name, "--help"]).output for name in commands)
     for page in ("docs/http.md", "docs/python.md"):
         text = (ROOT / page).read_text(encoding="utf-8")
         for flag in re.findall(r"`(--[a-z-]+)", text):

@@ -157,7 +157,7 @@ def test_from_prompts_to_a_head_and_on_from_there(model: Path, tmp_path: Path) -
 
 def test_the_learning_rate_rises_and_falls() -> None:
     rates = [schedule(step, 1000) for step in range(1000)]
-    assert rates[0] < 0.02
+    assert rates[0] <= 0.02
     assert max(rates) == pytest.approx(1.0, abs=0.01)
     assert rates[-1] == pytest.approx(0.1, abs=0.01)
 
