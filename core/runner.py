@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hasten.core.latency import Chunk
     from hasten.kernels.backend import Backend, Executable, KVPlan
     from hasten.kernels.program import Capacity, Program, WeightName
-    from hasten.kernels.step import I32, StepResult
+    from hasten.kernels.step import F32, I32, StepResult
     from hasten.kernels.weights import Weight
 
 
@@ -103,21 +103,26 @@ def dummy_batch(chunks: Sequence[Chunk], kv_plan: KVPlan, max_model_len: int) ->
 
 
 def _default_sampling(positions: I32) -> SamplingRows:
-    """Sampling at temperature 1, what clients get that ask for nothing."""
+    """Sampling at temperature 1, what clients get that ask for nothing.
+
+    No two columns share an array: callers change one.
+    """
     num_rows = len(positions)
-    zeros, ones = np.zeros(num_rows, np.float32), np.ones(num_rows, np.float32)
-    no_ids = np.full(num_rows, -1, np.int32)
+
+    def column(value: float) -> F32:
+        return np.full(num_rows, value, np.float32)
+
     return SamplingRows(
-        temperature=ones,
+        temperature=column(1),
         top_k=np.zeros(num_rows, np.int32),
-        top_p=ones,
-        min_p=zeros,
-        repetition_penalty=ones,
-        frequency_penalty=zeros,
-        presence_penalty=zeros,
+        top_p=column(1),
+        min_p=column(0),
+        repetition_penalty=column(1),
+        frequency_penalty=column(0),
+        presence_penalty=column(0),
         seeds=np.zeros(num_rows, np.uint64),
         positions=positions,
         sample_idx=np.zeros(num_rows, np.int32),
-        num_logprobs=no_ids,
-        target_ids=no_ids,
+        num_logprobs=np.full(num_rows, -1, np.int32),
+        target_ids=np.full(num_rows, -1, np.int32),
     )

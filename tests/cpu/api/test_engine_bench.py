@@ -31,7 +31,8 @@ def bench(command: str, folder: Path, *flags: str) -> tuple[str, object]:
 
 
 def test_latency_shows_the_parts_of_a_step(tmp_path: Path) -> None:
-    shown, rows = bench("latency", tmp_path, "--batch-sizes=1,3", "--num-steps=3")
+    flags = ("--batch-sizes=1,3", "--num-steps=3", "--temperature=0")
+    shown, rows = bench("latency", tmp_path, *flags)
     assert isinstance(rows, list)
     assert [row["batch_size"] for row in rows] == [1, 3]
     for part in ("schedule", "prepare", "model", "sample", "update", "message"):
