@@ -143,7 +143,7 @@ class ModelBinding:
         for name in available_backends() if kernels == "auto" else (kernels,):
             backend = get_backend(name, execution.num_threads, execution.cpu_activations)
             binding = cls.resolve(model, backend, options)
-            reason = first_refusal(backend, binding.program, model.weights)
+            reason = first_refusal(backend, binding.program.ops, model.weights)
             if reason is None:
                 return replace(binding, notes=(*notes, *binding.notes)).with_drafters(options)
             notes.append(f"kernels {name} cannot run this model: {reason}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     import numpy as np
@@ -117,10 +117,10 @@ class KeptWeights(dict["WeightName", "Weight"]):
 
 
 def first_refusal(
-    backend: Backend, program: Program, weights: Mapping[WeightName, Weight]
+    backend: Backend, recorded: Iterable[Op], weights: Mapping[WeightName, Weight]
 ) -> str | None:
-    """The first op of `program` that `backend` cannot take, and why; None if it can take all."""
-    reasons = ((op.name, backend.supports(op, weights)) for op in program.ops)
+    """The first recorded op that `backend` cannot take, and why; None if it can take all."""
+    reasons = ((op.name, backend.supports(op, weights)) for op in recorded)
     return next((f"{name}: {why}" for name, why in reasons if why is not None), None)
 
 

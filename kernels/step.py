@@ -11,6 +11,7 @@ is built. Nothing here is a torch tensor. Exercised by `pytest tests/unit/core/t
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +37,9 @@ class GroupTables:
     slot_mapping: I32  # [T]
     block_tables: I32  # [num_table_rows, max_blocks]; entries past a request's length: undefined
     block_copies: I32  # [C, 2] (source, destination), carried out before anything else
+
+
+MASK_POLL_S = 20e-6
 
 
 @dataclass(slots=True)
@@ -72,6 +76,11 @@ class SamplingRows:
     mask_idx: I32 | None = None  # [L] row of `masks`, -1 = none
     masks: U32 | None = None  # [M, ceil(vocab / 32)], bit id % 32 of word id // 32 = allowed
     masks_ready: I32 | None = None  # [1], nonzero once `masks` are written; None: they are already
+
+    def wait_for_masks(self) -> None:
+        """Return once `masks` are written."""
+        while self.masks_ready is not None and not self.masks_ready[0]:
+            time.sleep(MASK_POLL_S)
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
-from hasten.kernels.backend import KVPlan
+from hasten.kernels.backend import KVPlan, first_refusal
 from hasten.kernels.conformance import oracles
 from hasten.kernels.conformance.cases import (
     OUT,
@@ -31,11 +31,7 @@ from hasten.kernels.dtypes import DType
 from hasten.kernels.program import Capacity
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from hasten.kernels.backend import Backend, Executable
-    from hasten.kernels.ops import Op
-    from hasten.kernels.program import WeightName
     from hasten.kernels.step import StepResult
     from hasten.kernels.weights import Weight
 
@@ -141,13 +137,6 @@ def _checks(backend: Backend, dtypes: Sequence[DType]) -> Iterator[_Check]:
         yield _sampling_check(backend, sampling)
 
 
-def _first_refusal(
-    backend: Backend, recorded: Sequence[Op], weights: Mapping[WeightName, Weight]
-) -> str | None:
-    reasons = ((op.name, backend.supports(op, weights)) for op in recorded)
-    return next((f"{name}: {why}" for name, why in reasons if why is not None), None)
-
-
 # --- ops ----------------------------------------------------------------------------------------
 
 
@@ -156,7 +145,7 @@ def _op_check(backend: Backend, case: Case) -> _Check:
         case.op,
         case.name,
         case.dtype,
-        lambda: _first_refusal(backend, case.program.ops, case.weights),
+        lambda: first_refusal(backend, case.program.ops, case.weights),
         lambda: _measure_op(backend, case),
     )
 
@@ -229,7 +218,7 @@ def _sampling_check(backend: Backend, case: SamplingCase) -> _Check:
         case.op,
         case.name,
         DType.F32,
-        lambda: _first_refusal(backend, program.ops, weights),
+        lambda: first_refusal(backend, program.ops, weights),
         lambda: _measure_sampling(backend, case),
     )
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from hasten.kernels import ops
-from hasten.kernels.backend import KeptWeights, UnsupportedOpError
+from hasten.kernels.backend import KeptWeights, UnsupportedOpError, first_refusal
 from hasten.kernels.cpu.lowering import Lowering, parts_of, weight_format
 from hasten.kernels.cpu.packed_file import PackedFile
 from hasten.kernels.cpu.packing import GROUP, INPUT_FORMS, integer_format
@@ -145,10 +145,9 @@ class CpuBackend:
     ) -> CpuExecutable:
         if not isinstance(kv_cache, CpuKVCache):
             raise TypeError("the KV cache was not allocated by the cpu backend")
-        for op in program.ops:
-            reason = self.supports(op, weights)
-            if reason is not None:
-                raise UnsupportedOpError(f"the cpu backend cannot run {op.name}: {reason}")
+        refused = first_refusal(self, program.ops, weights)
+        if refused is not None:
+            raise UnsupportedOpError(f"the cpu backend cannot run {refused}")
         target = self._native.Program(
             self.isa,
             self.num_threads,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from hasten.kernels import foreign, ops
-from hasten.kernels.backend import UnsupportedOpError
+from hasten.kernels.backend import UnsupportedOpError, first_refusal
 from hasten.kernels.dtypes import DType
 from hasten.kernels.reference import (
     act_mul,
@@ -105,10 +105,9 @@ class ReferenceBackend:
     ) -> ReferenceExecutable:
         if not isinstance(kv_cache, ReferenceKVCache):
             raise TypeError("the KV cache was allocated by another backend")
-        for op in program.ops:
-            reason = self.supports(op, weights)
-            if reason is not None:
-                raise UnsupportedOpError(f"{op.name}: {reason}")
+        refused = first_refusal(self, program.ops, weights)
+        if refused is not None:
+            raise UnsupportedOpError(refused)
         with torch.inference_mode():
             binder = Binder(weights, kv_cache, capacity, self._device, program.vocab_size)
             binder.allocate(program.buffers)

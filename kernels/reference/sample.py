@@ -13,7 +13,6 @@ tokens that its filters keep.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -103,7 +102,7 @@ def _adjusted(logits: torch.Tensor, rows: SamplingRows, span: range) -> torch.Te
             adjusted[local].index_add_(0, index, torch.from_numpy(values).to(logits.device))
         if rows.mask_idx is not None and rows.mask_idx[row] >= 0:
             assert rows.masks is not None
-            _wait_for_masks(rows)
+            rows.wait_for_masks()
             allowed = _unpack_mask(rows.masks[rows.mask_idx[row]], logits.shape[1])
             forbidden = torch.from_numpy(~allowed).to(logits.device)
             adjusted[local].masked_fill_(forbidden, -torch.inf)
@@ -131,11 +130,6 @@ def _penalize(
     seen = seen - float(rows.frequency_penalty[row]) * count
     seen = seen - float(rows.presence_penalty[row]) * (count > 0)
     logits[index] = seen
-
-
-def _wait_for_masks(rows: SamplingRows) -> None:
-    while rows.masks_ready is not None and not rows.masks_ready[0]:
-        time.sleep(20e-6)
 
 
 def _unpack_mask(words: npt.NDArray[np.uint32], vocab_size: int) -> npt.NDArray[np.bool_]:

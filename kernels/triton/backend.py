@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from hasten.kernels import ops
-from hasten.kernels.backend import UnsupportedOpError
+from hasten.kernels.backend import UnsupportedOpError, first_refusal
 from hasten.kernels.dtypes import DType
 from hasten.kernels.triton import (
     elementwise,
@@ -121,10 +121,9 @@ class TritonBackend:
     ) -> TritonExecutable:
         if not isinstance(kv_cache, TritonKVCache):
             raise TypeError("the KV cache was allocated by another backend")
-        for op in program.ops:
-            reason = self.supports(op, weights)
-            if reason is not None:
-                raise UnsupportedOpError(f"{op.name}: {reason}")
+        refused = first_refusal(self, program.ops, weights)
+        if refused is not None:
+            raise UnsupportedOpError(refused)
         with torch.inference_mode():
             binder = Binder(
                 weights,

@@ -16,7 +16,6 @@ Every sum runs over blocks of one length in their order. Exercised by `pytest te
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -195,8 +194,7 @@ class _Adjuster:
         if rows is None or rows.mask_idx is None or rows.masks is None:
             nothing = self._binder.zeros((1,), torch.int32)
             return nothing, nothing
-        while rows.masks_ready is not None and not rows.masks_ready[0]:
-            time.sleep(20e-6)
+        rows.wait_for_masks()
         to_device = self._binder.to_device
         return to_device(rows.mask_idx), to_device(rows.masks.view(np.int32))
 

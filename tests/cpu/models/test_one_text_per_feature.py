@@ -47,7 +47,7 @@ def test_one_text(name: str) -> None:
     model = random_model(FEATURES[name])
     program = model.build_program(DType.F32, DType.F32)
     for kernels in available_backends():
-        if first_refusal(get_backend(kernels), program, model.weights) is not None:
+        if first_refusal(get_backend(kernels), program.ops, model.weights) is not None:
             continue
         bench = Workbench.make(model, kernels, DType.F32, num_blocks=400, max_model_len=256)
         workload = Workload(random.Random(1), bench.vocab_size, max_prompt=60, max_tokens=20)
