@@ -47,7 +47,7 @@ async def kill_under_load(server: ServerProcess) -> list[str]:
         server.engine().kill()
         killed_s = time.monotonic()
         while (await client.get("/health")).status_code == 200:
-            assert time.monotonic() - killed_s < 2.0, "/health is well without an engine"
+            assert time.monotonic() - killed_s < 5.0, "/health is well without an engine"
             await asyncio.sleep(0.05)
         return await asyncio.gather(*asking)
 

@@ -149,7 +149,7 @@ def test_a_killed_engine_fails_open_requests_at_once() -> None:
         begin_s = loop.time()
         with pytest.raises(EngineDeadError, match="signal 9"):
             await task
-        assert loop.time() - begin_s < 1
+        assert loop.time() - begin_s < 5
         assert client.failure is not None
         with pytest.raises(EngineDeadError):
             await tokens_of(client, request("late"))
