@@ -41,7 +41,7 @@ class LoadOptions:
     output_len: int = option(64, "tokens to ask for; the longest taken from a trace")
     temperature: float = option(0.0, "sampling temperature")
     warmup: int = option(1, "requests before the measured ones")
-    load_seed: int = option(0, "seed of made-up prompts and arrival times")
+    load_seed: int = option(0, "seed of made-up prompts and arrival times; part of --prompts")
     timeout_s: float = option(600.0, "longest time for one request")
     ttft_target_ms: float | None = option(None, "goodput: first token within this")
     tpot_target_ms: float | None = option(None, "goodput: time per output token within this")
@@ -67,7 +67,8 @@ class LoadOptions:
     def workload(self) -> Workload:
         """What to ask. Raises LoadError."""
         if self.prompts is not None:
-            return prompts_from_file(Path(self.prompts), self.num_requests, self.output_len)
+            path = Path(self.prompts)
+            return prompts_from_file(path, self.num_requests, self.output_len, self.load_seed)
         if self.trace is not None:
             return trace_from_file(
                 Path(self.trace),

@@ -76,12 +76,12 @@ def random_workload(count: int, input_len: int, output_len: int, seed: int) -> W
     return Workload(f"random {input_len}+{output_len}", conversations, ignore_eos=True)
 
 
-def prompts_from_file(path: Path, count: int, output_len: int) -> Workload:
-    """The first `count` rows of a jsonl file; rows repeat when the file has fewer."""
+def prompts_from_file(path: Path, count: int, output_len: int, seed: int = 0) -> Workload:
+    """The `seed`-th `count` rows of a jsonl file, which begins again at its end."""
     rows = [_conversation(row, where, output_len) for where, row in _json_rows(path)]
     if not rows:
         raise LoadError(f"{path}: no rows")
-    picked = tuple(rows[i % len(rows)] for i in range(count))
+    picked = tuple(rows[(seed * count + i) % len(rows)] for i in range(count))
     return Workload(path.stem, picked, ignore_eos=False)
 
 

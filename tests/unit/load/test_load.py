@@ -98,6 +98,7 @@ def test_workloads_read_what_they_say(tmp_path: Path) -> None:
     assert [len(c.turns) for c in workload.conversations] == [1, 2, 1]
     assert [t.max_tokens for t in workload.conversations[1].turns] == [7, 7]
     assert workload.num_requests == 4
+    assert [len(c.turns) for c in prompts_from_file(rows, 3, 5, seed=1).conversations] == [2, 1, 2]
 
     mooncake = tmp_path / "trace.jsonl"
     lines = [
