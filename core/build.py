@@ -213,7 +213,7 @@ def build_engine(
     parts = assemble(binding, executor, plan, options, step_times, make_speculator, drafters)
     parts = replace(parts, grammars=grammars, pooler=_pooler(binding, executor))
     report(f"{parts.ready.model_name}: {describe(binding)}")
-    for line in (*binding.notes, *plan.lines(), phases.line()):
+    for line in (*binding.notes, *plan.lines(), savings(binding, plan.block_size), phases.line()):
         report(line)
     engine = Engine(parts)
     del binding  # and with it the weights, from which the executables made their own
@@ -416,6 +416,19 @@ def _ready(binding: ModelBinding, plan: MemoryPlan, options: EngineOptions) -> E
 def _refuse_unsupported(options: EngineOptions) -> None:
     """Options that exist, and that nothing here implements yet."""
     if options.execution.tensor_parallel_size != 1:
+def savings(binding: ModelBinding, block_size: int) -> str:
+    """One line on what weights and cache take of what they would in bf16."""
+    own = binding.program.kv_groups[: binding.num_own_groups]
+    kv_bytes, bf16_bytes = (
+        sum(binding.backend.kv_block_bytes(spec, block_size) for spec in specs)
+        for specs in (own, [replace(spec, dtype=DType.BF16) for spec in own])
+    )
+    return (
+        f"of bf16      weights take {binding.model.share_of_bf16:.1%} of the bytes, "
+        f"a token's KV {kv_bytes / bf16_bytes:.1%}"
+    )
+
+
         raise ConfigurationError(
             f"--tensor-parallel-size {options.execution.tensor_parallel_size} is not supported yet"
         )
