@@ -35,11 +35,7 @@ class _ContinuationItems(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         check_limits(self.name, self.limits, ("accuracy_loss", "likelihood_loss"))
 
-    def rows(self, pair: Pair) -> Sequence[ContinuationRow]:
-        raise NotImplementedError
-
-    def observe(self, pair: Pair) -> ContinuationResult:
-        rows = self.rows(pair)
+    def _compare(self, pair: Pair, rows: Sequence[ContinuationRow]) -> ContinuationResult:
         base, cand = (_score(pair, target, rows) for target in pair.both)
         items = [
             ItemResult(
@@ -72,11 +68,12 @@ class ContinuationBlock(
 
     source: str
 
-    def rows(self, pair: Pair) -> Sequence[ContinuationRow]:
-        return [
+    def observe(self, pair: Pair) -> ContinuationResult:
+        rows = [
             ContinuationRow(row.context, f" {row.continuation.lstrip(' ')}")
             for row in pair.data.rows(self.source, ContinuationRow, self.num_items)
         ]
+        return self._compare(pair, rows)
 
 
 class SyntheticBlock(
@@ -97,8 +94,9 @@ class SyntheticBlock(
     size: int
     seed: int = 1
 
-    def rows(self, pair: Pair) -> Sequence[ContinuationRow]:  # noqa: ARG002 - needs no data
-        return synthetic_rows(self.task, self.num_items, self.size, self.seed)
+    def observe(self, pair: Pair) -> ContinuationResult:
+        rows = synthetic_rows(self.task, self.num_items, self.size, self.seed)
+        return self._compare(pair, rows)
 
 
 def _score(pair: Pair, target: Target, rows: Sequence[ContinuationRow]) -> list[TokenScores]:
