@@ -374,6 +374,19 @@ def describe(binding: ModelBinding) -> str:
     )
 
 
+def savings(binding: ModelBinding, block_size: int) -> str:
+    """One line on what weights and cache take of what they would in bf16."""
+    own = binding.program.kv_groups[: binding.num_own_groups]
+    kv_bytes, bf16_bytes = (
+        sum(binding.backend.kv_block_bytes(spec, block_size) for spec in specs)
+        for specs in (own, [replace(spec, dtype=DType.BF16) for spec in own])
+    )
+    return (
+        f"of bf16      weights take {binding.model.share_of_bf16:.1%} of the bytes, "
+        f"a token's KV {kv_bytes / bf16_bytes:.1%}"
+    )
+
+
 def _kv_names(kv_format: KVFormat) -> str:
     """The dtype, or each of them with the number of layers that it has."""
     counts = Counter(kv_format.dtypes)
@@ -416,19 +429,6 @@ def _ready(binding: ModelBinding, plan: MemoryPlan, options: EngineOptions) -> E
 def _refuse_unsupported(options: EngineOptions) -> None:
     """Options that exist, and that nothing here implements yet."""
     if options.execution.tensor_parallel_size != 1:
-def savings(binding: ModelBinding, block_size: int) -> str:
-    """One line on what weights and cache take of what they would in bf16."""
-    own = binding.program.kv_groups[: binding.num_own_groups]
-    kv_bytes, bf16_bytes = (
-        sum(binding.backend.kv_block_bytes(spec, block_size) for spec in specs)
-        for specs in (own, [replace(spec, dtype=DType.BF16) for spec in own])
-    )
-    return (
-        f"of bf16      weights take {binding.model.share_of_bf16:.1%} of the bytes, "
-        f"a token's KV {kv_bytes / bf16_bytes:.1%}"
-    )
-
-
         raise ConfigurationError(
             f"--tensor-parallel-size {options.execution.tensor_parallel_size} is not supported yet"
         )
