@@ -3,7 +3,7 @@
 A *code* is what checkpoints store for a number: an unsigned integer of 4 or 8 bits; a *zero point*
 is the code of 0. So w = scale * (code - zero), and our offset is -zero * scale, kept in the
 narrowest of the scale's own type and fp32 that holds it exactly.
-Exercised by `pytest tests/unit/quant/test_integers.py`.
+Exercised by `pytest tests/unit/quant/test_formats_packed.py`.
 """
 
 from __future__ import annotations

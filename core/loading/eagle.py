@@ -8,7 +8,7 @@
 
 d2t[i] is the target's id of draft id i, less i. Weights lie in model.safetensors, or in
 pytorch_model.bin, which needs torch. What a head does not bring (embedding, and EAGLE-1's LM head
-and final norm) is the target's. Exercised by `pytest tests/cpu/spec/test_eagle_loading.py`.
+and final norm) is the target's. Exercised by `pytest tests/cpu/spec/test_eagle.py`.
 """
 
 from __future__ import annotations

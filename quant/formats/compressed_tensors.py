@@ -11,7 +11,7 @@ arguments of weights and of input activations; `ignore` names, the same way, wha
     kv_cache_scheme   k_scale and v_scale [1] beside an attention module's projections
 
 Source: the compressors of compressed-tensors 0.19. Exercised by
-`pytest tests/unit/quant/test_compressed_tensors.py`.
+`pytest tests/unit/quant/test_formats_packed.py`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Per linear `weight` e4m3 [out, in], and
     without                    weight_scale, one number; with static activations input_scale too
 
 Source: DeepSeek-V3's published checkpoints and transformers' FineGrainedFP8Config for the first,
-AutoFP8 for the second. Exercised by `pytest tests/unit/quant/test_fp8_formats.py`.
+AutoFP8 for the second. Exercised by `pytest tests/unit/quant/test_format_configs.py`.
 """
 
 from __future__ import annotations

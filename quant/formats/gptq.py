@@ -8,7 +8,7 @@ With p = 32 / bits codes per word and g = group size, per linear:
     g_idx   i32 [in]              each input's group; consecutive unless act-order made it
 
 Source: the quantised linear layers of AutoGPTQ and GPTQModel. Exercised by
-`pytest tests/unit/quant/test_gptq.py`.
+`pytest tests/unit/quant/test_formats_packed.py`.
 """
 
 from __future__ import annotations
