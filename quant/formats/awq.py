@@ -7,7 +7,8 @@ With g = group size, per linear:
 
 In gemm, nibble i of word c belongs to column 8 c + ORDER[i]. In gemv nibbles are in order and z
 is the number of groups over 8, rounded up to what its kernels wanted; the rest is padding.
-Source: the layer classes of AutoAWQ 0.2.9. Exercised by `pytest tests/unit/quant/test_formats_packed.py`.
+Source: the layer classes of AutoAWQ 0.2.9. Exercised by
+`pytest tests/unit/quant/test_formats_packed.py`.
 """
 
 from __future__ import annotations
