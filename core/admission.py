@@ -39,7 +39,8 @@ class Admission:
             return None
         quote = self._blocks.quote(request, _forkable_sibling(request, running))
         if self._blocks.fits(quote, num_spare=len(running)):
-            if self._forecast.fits(running, request, quote):
+            # A hypothesis takes the place of one that ended: they were let in together.
+            if request.num_inherited_tokens or self._forecast.fits(running, request, quote):
                 self._blocked = None
                 return quote
             self._next_forecast = step_idx + self._blocks.block_size
@@ -70,14 +71,19 @@ class Admission:
 
 
 def _forkable_sibling(request: Request, running: Sequence[Request]) -> Request | None:
-    """A sample of the same request that has computed the prompt.
+    """A request of the same group that has computed what the two share.
 
     The last to come, for its attention windows have moved on least.
     """
-    if request.params.n == 1:
+    if not request.has_siblings:
         return None
-    position = request.num_prompt_tokens - 1
+    position = request.fork_position
+    shared = request.token_ids[:position]
     for other in reversed(running):
-        if other.group_id == request.group_id and other.num_computed_tokens >= position:
+        if (
+            other.group_id == request.group_id
+            and other.num_computed_tokens >= position
+            and other.token_ids[:position] == shared
+        ):
             return other
     return None

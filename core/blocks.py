@@ -157,10 +157,10 @@ class BlockManager:
     def quote(self, request: Request, parent: Request | None = None) -> AdmissionQuote:
         """What letting `request` in takes: its tokens so far, less what it can share.
 
-        `parent` is a request with the same prompt, to fork where that shares more.
+        `parent` has the same tokens up to `request.fork_position`: forked where that shares more.
         """
         num_blocks, next_hash = self._cache.match(request)
-        position = request.num_prompt_tokens - 1
+        position = request.fork_position
         if (
             parent is not None
             and position >= num_blocks * self.block_size

@@ -17,6 +17,7 @@ from time import perf_counter, perf_counter_ns
 from typing import TYPE_CHECKING
 
 from hasten.core.batch import BatchBuilder, chooses_tokens
+from hasten.core.beams import Beams
 from hasten.core.deadlines import Deadlines
 from hasten.core.draft_counters import MAX_DEPTH, DraftCounters
 from hasten.core.grammar_gate import GrammarGate
@@ -25,13 +26,14 @@ from hasten.core.isolation import at_fault, without
 from hasten.core.latency import StepShape
 from hasten.core.messages import RequestRefused, Stats
 from hasten.core.request import FinishReason, Request, RequestStatus
-from hasten.core.samples import make_samples
+from hasten.core.samples import Sample, make_samples
 from hasten.core.validation import why_refused
 from hasten.core.verify import num_kept
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from hasten.core.beams import Moves
     from hasten.core.blocks import BlockManager
     from hasten.core.messages import AddRequest, EngineReady, EngineState, TokenOutput
     from hasten.core.overload import Overload
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
     from hasten.core.pooling import Pooler
     from hasten.core.protocols import Executor, Grammars, Speculator, StepObserver
     from hasten.core.request import RequestId
-    from hasten.core.samples import Sample
     from hasten.core.scheduler import Scheduler
     from hasten.core.validation import ModelLimits
     from hasten.kernels.program import Capacity
@@ -131,6 +132,7 @@ class Engine:
         self._executor = parts.executor
         self._limits = parts.limits
         self._gate = GrammarGate(parts.grammars)
+        self._beams = Beams()
         self._batches = BatchBuilder(
             parts.capacity, parts.limits.vocab_size, parts.blocks, parts.grammars
         )
@@ -166,22 +168,26 @@ class Engine:
         if refused is not None:
             name, message = refused
             return RequestRefused(request_id=request.request_id, field=name, message=message)
-        samples = make_samples(request, self._arrivals)
+        now_s = perf_counter()
+        samples = make_samples(request, self._arrivals, now_s)
         never_fits = self._scheduler.check_fits(samples[0].request)
         if never_fits is not None:
             return RequestRefused(request_id=request.request_id, message=never_fits)
-        self._open[request.request_id] = {
-            sample.request.sample_idx: sample.request_id for sample in samples
-        }
+        self._beams.add(request.params, samples[0])
         for sample in samples:
-            self._samples[sample.request_id] = sample
+            self._open_sample(sample)
             if not self._gate.holds(sample.request):
                 self._scheduler.add(sample.request)
         self._arrivals += len(samples)
         self._counters.num_prompt_tokens += len(request.prompt_token_ids)
         if request.deadline_s is not None:
-            self._deadlines.add(request.request_id, perf_counter() + request.deadline_s)
+            self._deadlines.add(request.request_id, now_s + request.deadline_s)
         return self._turn_away(samples[0].request, request.deadline_s)
+
+    def _open_sample(self, sample: Sample) -> None:
+        self._samples[sample.request_id] = sample
+        opened = self._open.setdefault(sample.request.group_id, {})
+        opened[sample.request.sample_idx] = sample.request_id
 
     def _turn_away(self, newcomer: Request, deadline_s: float | None) -> RequestRefused | None:
         """Refuse whom overload demands: the newcomer or, for its sake, another who waits."""
@@ -201,8 +207,13 @@ class Engine:
         )
 
     def abort(self, request_ids: Iterable[str], sample_idx: int | None = None) -> None:
-        """Forget requests, or one sample of each, in whatever phase; unknown ids are ignored."""
+        """Forget requests, or one sample of each, in whatever phase; unknown ids are ignored.
+
+        The samples of a beam search come together, at the end: it cannot be asked for fewer.
+        """
         for external_id in request_ids:
+            if sample_idx is not None and external_id in self._beams:
+                continue
             for idx, request_id in list(self._open.get(external_id, {}).items()):
                 if sample_idx is None or idx == sample_idx:
                     self._scheduler.abort(request_id)
@@ -210,9 +221,20 @@ class Engine:
 
     def abort_all(self) -> list[TokenOutput]:
         """Abort what is open and return an output that says so for each sample."""
-        outputs = [sample.last_output(FinishReason.ABORT) for sample in self._samples.values()]
+        outputs = [
+            output
+            for group_id in self._open
+            for output in self._last_outputs(group_id, FinishReason.ABORT)
+        ]
         self.abort(list(self._open))
         return outputs
+
+    def _last_outputs(self, group_id: str, reason: FinishReason) -> list[TokenOutput]:
+        """What the open samples of a request say that end without another token."""
+        if group_id in self._beams:
+            return self._beams.last_outputs(group_id, reason)
+        opened = self._open[group_id].values()
+        return [self._samples[request_id].last_output(reason) for request_id in opened]
 
     def _end_late(self) -> list[TokenOutput]:
         """End the requests whose deadline has passed, or cannot be met any more."""
@@ -223,10 +245,7 @@ class Engine:
             if left_s > 0:
                 self._deadlines.look_again(group_id, now_s + left_s)
                 continue
-            outputs += [
-                self._samples[request_id].last_output(FinishReason.DEADLINE)
-                for request_id in self._open[group_id].values()
-            ]
+            outputs += self._last_outputs(group_id, FinishReason.DEADLINE)
             self.abort([group_id])
         return outputs
 
@@ -258,6 +277,7 @@ class Engine:
             self._gate.wait()
             return late
         marks.append(perf_counter_ns())
+        self._note_begun(plan)
         batch = self._batches.build(plan, self._scheduler.requests)
         marks.append(perf_counter_ns())
         begin_s = self._parts.busy_clock()
@@ -271,13 +291,19 @@ class Engine:
         outcomes = self._verify(plan, result)
         outputs = [self._report(outcome, result) for outcome in outcomes]
         marks.append(perf_counter_ns())
-        self._update(plan, outcomes)
+        outputs += self._update(plan, outcomes)
         marks.append(perf_counter_ns())
         self._speculate(outcomes)
         marks.append(perf_counter_ns())
         self.timings.add(marks)
         self._counters.num_steps += 1
         return late + outputs
+
+    def _note_begun(self, plan: StepPlan) -> None:
+        now_s = perf_counter()
+        for request_id in plan.begun:
+            sample = self._samples[request_id]
+            sample.queue_s = now_s - sample.arrived_s
 
     def _step_without_faulty(self, plan: StepPlan) -> list[TokenOutput]:
         """End the requests that cannot be computed, and carry out the rest of the step.
@@ -287,17 +313,28 @@ class Engine:
         faulty = at_fault(plan, self._compute)
         if not faulty:
             raise FloatingPointError("a step fails, and none of its requests alone")
-        outputs = [self._samples[name].last_output(FinishReason.ERROR) for name in faulty]
+        outputs: list[TokenOutput] = []
         plan = without(plan, faulty)
         if plan.requests:
             result = self._compute(plan)
             outcomes = self._verify(plan, result)
             outputs += [self._report(outcome, result) for outcome in outcomes]
-            self._update(plan, outcomes)
+            outputs += self._update(plan, outcomes)
         for name in faulty:
-            self._scheduler.finish(name, FinishReason.ERROR)
-            self._close(self._samples[name])
+            if name in self._samples:
+                outputs += self._end_faulty(self._samples[name])
         return outputs
+
+    def _end_faulty(self, sample: Sample) -> list[TokenOutput]:
+        """End a sample; a hypothesis takes its whole search along."""
+        group_id = sample.request.group_id
+        if group_id in self._beams:
+            outputs = self._last_outputs(group_id, FinishReason.ERROR)
+            self.abort([group_id])
+            return outputs
+        self._scheduler.finish(sample.request_id, FinishReason.ERROR)
+        self._close(sample)
+        return [sample.last_output(FinishReason.ERROR)]
 
     def _compute(self, plan: StepPlan) -> StepResult:
         return self._executor.execute(self._batches.build(plan, self._scheduler.requests))
@@ -359,6 +396,8 @@ class Engine:
             if not chooses_tokens(planned, request):
                 continue
             row = end - planned.num_drafts - 1
+            if self._beams.take(request, row, result):
+                continue
             if self._gate.has_failed(request):
                 outcomes.append(_Outcome(sample, chosen[row : row + 1], row, FinishReason.GRAMMAR))
                 continue
@@ -379,7 +418,8 @@ class Engine:
         self._counters.num_cached_prompt_tokens += sample.request.num_cached_tokens
         return sample.first_output(tokens, outcome.first_row, result, outcome.finish_reason)
 
-    def _update(self, plan: StepPlan, outcomes: Sequence[_Outcome]) -> None:
+    def _update(self, plan: StepPlan, outcomes: Sequence[_Outcome]) -> list[TokenOutput]:
+        """Let the requests go on or end; returns what beam searches have found."""
         self._scheduler.update(
             plan, {outcome.sample.request_id: outcome.tokens for outcome in outcomes}
         )
@@ -387,6 +427,22 @@ class Engine:
             if outcome.finish_reason is not None:
                 self._scheduler.finish(outcome.sample.request_id, outcome.finish_reason)
                 self._close(outcome.sample)
+        return [output for moves in self._beams.decide() for output in self._carry_out(moves)]
+
+    def _carry_out(self, moves: Moves) -> list[TokenOutput]:
+        for request in moves.forked:
+            self._open_sample(Sample.of(request))
+            self._scheduler.add(request)
+        for request, token_id in moves.grown:
+            self._scheduler.go_on(request, token_id)
+        for request in moves.dropped:
+            self._scheduler.finish(request.request_id, FinishReason.STOP)
+            self._close(self._samples[request.request_id])
+        for output in moves.outputs:
+            self._counters.num_generated_tokens += len(output.token_ids)
+        if moves.outputs:
+            self._counters.num_cached_prompt_tokens += moves.outputs[0].num_cached_tokens
+        return moves.outputs
 
     def _close(self, sample: Sample) -> None:
         """The client no longer waits for this sample."""
@@ -397,6 +453,7 @@ class Engine:
         if not opened:
             del self._open[request.group_id]
             self._deadlines.forget(request.group_id)
+            self._beams.forget(request.group_id)
         self._gate.forget(request)
         if self._parts.speculator is not None:
             self._parts.speculator.forget(request.request_id)

@@ -51,7 +51,7 @@ class _Client:
 class FairBetweenClients:
     """A `QueuePolicy`: clients take turns; within one client, arrival decides.
 
-    A preempted request comes back before all who have never run: its turn was taken already.
+    Who has begun comes back before all who have never run: its turn was taken already.
     """
 
     def __init__(self, quantum: int = QUANTUM) -> None:
@@ -61,7 +61,7 @@ class FairBetweenClients:
         self._num_places = 0
 
     def order(self, request: Request) -> tuple[float, ...]:
-        if request.num_preemptions:
+        if request.has_begun:
             return (-1, 0)
         client = self._clients.get(request.client)
         if client is None:

@@ -129,7 +129,12 @@ class Forecast:
         return self._lengths
 
     def note_end(self, request: Request) -> None:
-        """A request that held blocks has ended; one whose client hangs up ends like any other."""
+        """A request that held blocks has ended; one whose client hangs up ends like any other.
+
+        What becomes of a hypothesis of a beam search says nothing of outputs.
+        """
+        if request.params.beam is not None:
+            return
         num_tokens = request.num_output_tokens
         self._lengths.note_end(num_tokens, was_cut=num_tokens >= request.params.max_tokens)
 

@@ -67,7 +67,8 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
     of `token_ids`), "length", "abort", "deadline" (it cannot be met any more), "error" (this
     request's numbers are broken) or "grammar" (it has become too complex to be followed); None
     while the sample goes on. `prompt_logprobs` comes with the first output of sample 0: one entry
-    per prompt token, the first None.
+    per prompt token, the first None. `queue_s`, with the first output of each, is how long the
+    sample waited until it was let in.
     """
 
     request_id: str
@@ -79,6 +80,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
     stop_token_id: int | None = None
     num_cached_tokens: int = 0
     embedding: list[float] | None = None
+    queue_s: float | None = None
 
 
 class RequestRefused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):

@@ -7,6 +7,7 @@ these. An object is valid once constructed. Exercised by `pytest tests/unit/core
 from __future__ import annotations
 
 import math
+from typing import Any, Literal
 
 import msgspec
 from hasten.core.draft_counters import MAX_DEPTH
@@ -34,6 +35,39 @@ class Speculative(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     method: str | None = None
 
 
+class Beam(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A beam search in place of sampling: `width` hypotheses go on side by side.
+
+    One that has finished scores its cumulative log-probability / tokens ** `length_penalty`.
+    `early_stopping` says when the search ends, once `width` have finished: True at once; False
+    when the best that goes on would not score better than the worst of them if it ended now;
+    "never" when none that goes on can ever score better.
+    """
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+
+
+MAX_BEAM_WIDTH = MAX_LOGPROBS // 2
+"""A hypothesis reports twice the width of next tokens, and that many are as many as there are."""
+MAX_LENGTH_PENALTY = 10.0
+
+NEUTRAL_TO_BEAMS: dict[str, Any] = {
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "logit_bias": {},
+    "bad_words": (),
+    "allowed_token_ids": None,
+    "min_tokens": 0,
+}
+"""A beam search ranks by the model's own probabilities: what would change them has to be this."""
+
+
 class GenerationParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sampling and stopping of one request.
 
@@ -43,6 +77,7 @@ class GenerationParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     `grammar` is what the output must follow, in the form that the engine's `Grammars` takes; empty
     for anything. It decides where the output ends, and which tokens there are, so parameters that
     decide the same cannot be given beside it.
+    With `beam` the n samples are the best hypotheses of a beam search, the best first.
     """
 
     max_tokens: int
@@ -66,6 +101,7 @@ class GenerationParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     prompt_logprobs: int | None = None
     speculative: Speculative = Speculative()
     grammar: str = ""
+    beam: Beam | None = None
 
     def __post_init__(self) -> None:
         _check_range("max_tokens", self.max_tokens, 1, None)
@@ -89,21 +125,38 @@ class GenerationParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             raise InvalidParameterError("bad_words", "holds an empty word")
         _check_range("min_tokens", self.min_tokens, 0, self.max_tokens)
         _check_range("n", self.n, 1, 128)
-        for field, count in (
-            ("logprobs", self.logprobs),
-            ("prompt_logprobs", self.prompt_logprobs),
+        for field, count, limit in (
+            ("logprobs", self.logprobs, MAX_LOGPROBS),
+            ("prompt_logprobs", self.prompt_logprobs, MAX_LOGPROBS),
+            ("speculative.max_depth", self.speculative.max_depth, MAX_DEPTH),
         ):
             if count is not None:
-                _check_range(field, count, 0, MAX_LOGPROBS)
-        if self.speculative.max_depth is not None:
-            _check_range("speculative.max_depth", self.speculative.max_depth, 0, MAX_DEPTH)
+                _check_range(field, count, 0, limit)
         if self.grammar:
             self._check_grammar_alone()
+        if self.beam is not None:
+            self._check_beam(self.beam)
 
     def _check_grammar_alone(self) -> None:
         for field in ("ignore_eos", "min_tokens", "bad_words", "allowed_token_ids"):
             if getattr(self, field):
                 raise InvalidParameterError(field, "cannot be combined with structured output")
+
+    def _check_beam(self, beam: Beam) -> None:
+        _check_range("beam.width", beam.width, 1, MAX_BEAM_WIDTH)
+        _check_range("n", self.n, 1, beam.width)
+        limit = MAX_LENGTH_PENALTY
+        _check_range("beam.length_penalty", beam.length_penalty, -limit, limit)
+        if beam.early_stopping not in (True, False, "never"):
+            reason = f"must be true, false or 'never', got {beam.early_stopping!r}"
+            raise InvalidParameterError("beam.early_stopping", reason)
+        if self.temperature not in (0.0, 1.0):
+            raise InvalidParameterError("temperature", "beam search does not sample: leave it out")
+        for field, neutral in NEUTRAL_TO_BEAMS.items():
+            if getattr(self, field) != neutral:
+                raise InvalidParameterError(field, "cannot be combined with beam search")
+        if self.grammar:
+            raise InvalidParameterError("beam", "cannot be combined with structured output")
 
     @property
     def terminal_token_ids(self) -> frozenset[int]:

@@ -40,12 +40,17 @@ class BlockCopy(msgspec.Struct, frozen=True, gc=False):
 
 
 class StepPlan(msgspec.Struct, frozen=True):
-    """One step. `preempted` requests gave their blocks back while it was planned."""
+    """One step.
+
+    `preempted` requests gave their blocks back while it was planned; `begun` were let in for the
+    first time.
+    """
 
     step_idx: int
     requests: tuple[PlannedRequest, ...]
     block_copies: tuple[BlockCopy, ...]
     preempted: tuple[RequestId, ...]
+    begun: tuple[RequestId, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -10,6 +10,8 @@ came last. Never:
   one of the needy's own level that is still catching up, for its blocks are reserved;
 - one that frees no block.
 
+Who is held (`Request.is_held`) has given what it computed, and is neither oldest nor spared.
+
 When a more urgent request waits, those of less urgent levels make room for it (`displaced_by`), by
 the same rules and only if they can make enough.
 
@@ -38,7 +40,7 @@ def choose_victim(
     needy: Request, running: Sequence[Request], policy: QueuePolicy, blocks: BlockManager
 ) -> Request | None:
     """The request to preempt for `needy`, possibly itself; None when there is none."""
-    spared = oldest(running, policy)
+    spared = oldest([request for request in running if not request.is_held], policy)
     best, best_cost = None, None
     for request in running:
         if request is spared or not _may_lose(request, needy, policy):
@@ -59,7 +61,7 @@ def displaced_by(
     level = policy.level(newcomer)
     costs = []
     for request in running:
-        if policy.level(request) <= level or request.num_tokens <= request.num_tokens_at_preemption:
+        if policy.level(request) <= level or _would_lose_all(request):
             continue
         num_freed, num_lost = blocks.freed_by_preemption(request.request_id)
         lost_per_block = num_lost / max(1, num_freed)
@@ -69,8 +71,13 @@ def displaced_by(
 
 
 def _may_lose(request: Request, needy: Request, policy: QueuePolicy) -> bool:
-    if request.num_tokens <= request.num_tokens_at_preemption:
+    if _would_lose_all(request):
         return False
     level, needy_level = policy.level(request), policy.level(needy)
     is_catching_up = request.num_tokens - request.num_computed_tokens > 1
     return level > needy_level or (level == needy_level and not is_catching_up)
+
+
+def _would_lose_all(request: Request) -> bool:
+    """Whether nothing has come of what it computed since it was preempted last."""
+    return not request.is_held and request.num_tokens <= request.num_tokens_at_preemption

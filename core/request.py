@@ -44,9 +44,10 @@ class Request:
     `arrival` is the engine-wide order of arrival (never changes, also across preemption).
     A lower `priority` is served earlier; `client` names who asks. `cache_extra` goes into the hash
     of every block (salt, adapter id). `num_cached_tokens` is what the prefix cache spared it when
-    it was first let in. `block_hashes` belongs to the block manager: the hash chain of its full
-    blocks, as far as it was needed yet; tokens are only ever appended, so it stays valid across
-    preemption.
+    it was first let in. A hypothesis of a beam search was forked from another when that had
+    `num_inherited_tokens`, which the two share. `block_hashes` belongs to the block manager: the
+    hash chain of its full blocks, as far as it was needed yet; tokens are only ever appended, so it
+    stays valid across preemption.
     """
 
     request_id: RequestId
@@ -63,6 +64,7 @@ class Request:
     draft_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
+    num_inherited_tokens: int = 0
     num_preemptions: int = 0
     num_tokens_at_preemption: int = 0
     num_computed_at_preemption: int = 0
@@ -92,6 +94,30 @@ class Request:
     @property
     def output_token_ids(self) -> list[int]:
         return self.token_ids[len(self.prompt_token_ids) :]
+
+    @property
+    def is_held(self) -> bool:
+        """Whether all its tokens are computed: it waits for what its siblings' steps give."""
+        return self.num_computed_tokens == len(self.token_ids)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it waits to go on, rather than for its turn."""
+        return self.num_preemptions > 0 or self.num_output_tokens > 0
+
+    @property
+    def has_siblings(self) -> bool:
+        """Whether others of its group share what it begins with."""
+        return self.params.n > 1 or self.params.beam is not None
+
+    @property
+    def fork_position(self) -> int:
+        """The first token to compute where it forks a sibling.
+
+        That is the prompt's last, whose logits every sample needs, or what a hypothesis did not
+        inherit.
+        """
+        return self.num_inherited_tokens or self.num_prompt_tokens - 1
 
     @property
     def scores_prompt(self) -> bool:

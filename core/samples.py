@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from hasten.core.batch import scored_prompt_tokens
+from hasten.core.beams import hypothesis_params
 from hasten.core.messages import PositionLogprobs, TokenOutput
 from hasten.core.request import FinishReason, Request, RequestId
 from hasten.core.verify import StopRule
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from hasten.core.messages import AddRequest
     from hasten.core.plan import PlannedRequest
     from hasten.kernels.step import StepResult
@@ -27,13 +26,27 @@ class Sample:
     """A request of the scheduler together with what its client has been told.
 
     `num_cached_tokens` is as of the first output and None before it: a preempted request finds
-    its own blocks in the cache, which is nothing to report.
+    its own blocks in the cache, which is nothing to report. It waited for `queue_s` until it was
+    let in.
     """
 
     request: Request
     stop: StopRule
     prompt_logprobs: list[PositionLogprobs | None] | None
     num_cached_tokens: int | None = None
+    arrived_s: float = 0.0
+    queue_s: float | None = None
+
+    @classmethod
+    def of(cls, request: Request, arrived_s: float = 0.0) -> Sample:
+        """The sample of a request of which nothing has been reported."""
+        params = request.params
+        return cls(
+            request,
+            StopRule(params.terminal_token_ids, params.max_tokens),
+            [None] * request.num_prompt_tokens if request.scores_prompt else None,
+            arrived_s=arrived_s,
+        )
 
     @property
     def request_id(self) -> RequestId:
@@ -53,10 +66,12 @@ class Sample:
     def first_output(
         self, tokens: list[int], first_row: int, result: StepResult, reason: FinishReason | None
     ) -> TokenOutput:
-        """The output that carries the prompt's log-probabilities and the cache's help."""
+        """The output that carries the prompt's log-probabilities and how the request began."""
         self.num_cached_tokens = self.request.num_cached_tokens
         output = self.next_output(tokens, first_row, result, reason)
-        return msgspec.structs.replace(output, prompt_logprobs=self.prompt_logprobs)
+        return msgspec.structs.replace(
+            output, prompt_logprobs=self.prompt_logprobs, queue_s=self.queue_s
+        )
 
     def next_output(
         self, tokens: list[int], first_row: int, result: StepResult, reason: FinishReason | None
@@ -98,12 +113,14 @@ class Sample:
         )
 
 
-def make_samples(added: AddRequest, first_arrival: int) -> list[Sample]:
-    """The n samples of a client's request; the prompt is scored by sample 0 alone."""
-    params = added.params
+def make_samples(added: AddRequest, first_arrival: int, now_s: float) -> list[Sample]:
+    """The n samples of a client's request; the prompt is scored by sample 0 alone.
+
+    A beam search begins with one, whose hypotheses are forks of it.
+    """
+    params = added.params if added.params.beam is None else hypothesis_params(added.params)
     unscored = msgspec.structs.replace(params, prompt_logprobs=None) if params.n > 1 else params
     prompt = tuple(added.prompt_token_ids)
-    stop = StopRule(params.terminal_token_ids, params.max_tokens)
     samples = []
     for idx in range(params.n):
         request = Request(
@@ -118,12 +135,8 @@ def make_samples(added: AddRequest, first_arrival: int) -> list[Sample]:
             cache_extra=added.cache_salt.encode(),
             pooling=added.pooling,
         )
-        samples.append(Sample(request, stop, _unscored(prompt) if request.scores_prompt else None))
+        samples.append(Sample.of(request, now_s))
     return samples
-
-
-def _unscored(prompt: Sequence[int]) -> list[PositionLogprobs | None]:
-    return [None] * len(prompt)
 
 
 def _logprobs_at(result: StepResult, row: int, num_top: int) -> PositionLogprobs:

@@ -13,6 +13,10 @@ are all the same catching up.
                  4. blocks for drafts, from what is left over
     update():    tokens are appended, rejected drafts dropped, full blocks published
 
+Hypotheses of a beam search get no token in `update`: once computed they are *held*, with nothing
+to compute, until `go_on` says how they go on. They keep their blocks meanwhile, unless others need
+those more.
+
 A request is let in only if all its tokens so far fit and `core.admission` has no doubts; the blocks
 it does not take at once are reserved. When a running one needs a block and none is left,
 `core.preemption` names a victim, which comes back in its old place of the queue.
@@ -54,9 +58,9 @@ class _Step:
     """A step while it is being planned."""
 
     num_tokens_left: int
+    preempted: list[RequestId]
     caught_up: list[tuple[Request, int]] = field(default_factory=list)  # with number of drafts
     chunks: list[tuple[Request, int]] = field(default_factory=list)  # with number of tokens
-    preempted: list[RequestId] = field(default_factory=list)
 
 
 class Scheduler:
@@ -91,12 +95,14 @@ class Scheduler:
         self._forecast = forecast or Forecast(blocks)
         self._admission = Admission(blocks, self._forecast)
         self._siblings = Siblings()
+        self._held_outside: dict[RequestId, Request] = {}
+        self._begun: list[RequestId] = []
         self._step_idx = 0
 
     @property
     def waiting(self) -> list[Request]:
-        """Who waits: the queue in its order, then samples whose sibling computes their prompt."""
-        return [*self._queue, *self._siblings.followers]
+        """Who waits: the queue in its order, then those who wait for a sibling."""
+        return [*self._queue, *self._siblings.followers, *self._held_outside.values()]
 
     @property
     def queue(self) -> WaitingQueue:
@@ -162,11 +168,18 @@ class Scheduler:
             self._admission.note_end(request)
         elif request in self._queue:
             self._queue.remove(request)
+        self._held_outside.pop(request_id, None)
         heir = self._siblings.remove(request)
         if heir is not None:
             self._queue.push(heir)
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
+
+    def go_on(self, request: Request, token_id: int) -> None:
+        """A request that is held goes on with this token."""
+        request.token_ids.append(token_id)
+        if self._held_outside.pop(request.request_id, None) is not None:
+            self._queue.push(request)
 
     # Planning -------------------------------------------------------------------------------
 
@@ -179,14 +192,11 @@ class Scheduler:
         """
         if not self.requests:
             return None
-        step = _Step(self._max_num_tokens)
-        self._displace(step)
-        num_displaced = len(step.preempted)
-        self._plan_running(step)
-        if len(step.preempted) == num_displaced:
-            self._plan_waiting(step)
-            self._share_rest(step)
-        planned = self._planned_requests(step)
+        preempted: list[RequestId] = []
+        self._begun.clear()
+        planned = self._plan(preempted)
+        if not planned and self._set_held_aside(preempted):
+            planned = self._plan(preempted)
         if not planned:
             # The oldest can always run: all others are its victims or have blocks reserved.
             assert not self.running, "requests run but none can compute a token"
@@ -196,8 +206,27 @@ class Scheduler:
             self._step_idx - 1,
             tuple(planned),
             self._blocks.take_copies(),
-            tuple(step.preempted),
+            tuple(preempted),
+            tuple(self._begun),
         )
+
+    def _plan(self, preempted: list[RequestId]) -> list[PlannedRequest]:
+        step = _Step(self._max_num_tokens, preempted)
+        self._displace(step)
+        num_displaced = len(preempted)
+        self._plan_running(step)
+        if len(preempted) == num_displaced:
+            self._plan_waiting(step)
+            self._share_rest(step)
+        return self._planned_requests(step)
+
+    def _set_held_aside(self, preempted: list[RequestId]) -> bool:
+        """Whether any were held: their blocks and seats are free for those who could compute."""
+        held = [request for request in self.running if request.is_held]
+        for request in held:
+            self._preempt(preempted, request)
+            self._admission.note_displacement()
+        return bool(held)
 
     def _plan_running(self, step: _Step) -> None:
         """Everybody's next token comes before anybody's chunk, so a long prompt stalls no one."""
@@ -210,7 +239,7 @@ class Scheduler:
             if num_tokens - start > 1:
                 behind.append(request)
                 continue
-            if request.status is not RUNNING:
+            if request.status is not RUNNING or start == num_tokens:
                 continue
             if not (
                 extend(request.request_id, num_tokens) or self._make_room(step, request, num_tokens)
@@ -307,7 +336,10 @@ class Scheduler:
         self._blocks.admit(request, quote)
         request.status = RUNNING
         self.running.append(request)
-        if request.num_preemptions == 0 and quote.parent_id is None:
+        if request.has_begun:
+            return
+        self._begun.append(request.request_id)
+        if quote.parent_id is None:
             request.num_cached_tokens = quote.num_shared_tokens
             self.num_cached_tokens += quote.num_shared_tokens
 
@@ -364,7 +396,7 @@ class Scheduler:
         for victim in victims:
             if self._has_room_for(head):
                 return
-            self._preempt(step, victim)
+            self._preempt(step.preempted, victim)
             self._admission.note_displacement()
 
     def _is_least_urgent(self, request: Request) -> bool:
@@ -387,15 +419,16 @@ class Scheduler:
             victim = choose_victim(request, self.running, self._policy, self._blocks)
             if victim is None:
                 return False
-            self._preempt(step, victim)
+            self._preempt(step.preempted, victim)
             if victim is request:
                 return False
         return True
 
-    def _preempt(self, step: _Step, victim: Request) -> None:
+    def _preempt(self, preempted: list[RequestId], victim: Request) -> None:
         """Take the victim's blocks and let it wait in its old place."""
         self._blocks.free(victim.request_id)
         self.running.remove(victim)
+        is_held = victim.is_held
         victim.status = RequestStatus.WAITING
         victim.num_preemptions += 1
         victim.num_tokens_at_preemption = victim.num_tokens
@@ -404,9 +437,12 @@ class Scheduler:
         )
         victim.num_computed_tokens = 0
         victim.draft_token_ids.clear()
-        self._queue.push(victim)
+        if is_held:
+            self._held_outside[victim.request_id] = victim
+        else:
+            self._queue.push(victim)
         self.num_preemptions += 1
-        step.preempted.append(victim.request_id)
+        preempted.append(victim.request_id)
 
     # Speculation ----------------------------------------------------------------------------
 
@@ -428,7 +464,8 @@ class Scheduler:
 
         `accepted` holds, for each request whose step reached the end of its tokens, the drafts
         that were right and one token more (fewer where the output ends early). Requests that have
-        ended since they were planned are skipped. Raises ValueError when tokens are missing.
+        ended since they were planned are skipped. Raises ValueError when tokens are missing;
+        hypotheses get none.
         """
         requests = self.requests
         for planned in plan.requests:
@@ -440,10 +477,11 @@ class Scheduler:
         start = planned.start
         end = start + planned.num_tokens - planned.num_drafts
         if end == len(request.token_ids):
-            if not tokens:
+            if tokens:
+                end += len(tokens) - 1
+                request.token_ids.extend(tokens)
+            elif request.params.beam is None:
                 raise ValueError(f"request {request.request_id}: its step produced no token")
-            end += len(tokens) - 1
-            request.token_ids.extend(tokens)
         request.num_computed_tokens = end
         self.num_computed_tokens += planned.num_tokens
         if start < request.num_computed_at_preemption:

@@ -41,6 +41,9 @@ def why_refused(request: AddRequest, limits: ModelLimits) -> tuple[str, str] | N
     if method is not None and method not in limits.spec_methods:
         known = ", ".join(sorted(limits.spec_methods)) or "none (see --spec-method)"
         return "speculative.method", f"{method!r} is not a method of this server: {known}"
+    beam = request.params.beam
+    if beam is not None and 2 * beam.width > limits.vocab_size:
+        return "beam.width", f"{beam.width}: the vocabulary has {limits.vocab_size} tokens"
     return _why_too_long(len(prompt), request.params.max_tokens, limits.max_model_len)
 
 

@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "evals": {"core", "kernels", "quant", "spec", "api"},
 }
 PURE = (
-    "blocks", "deadlines", "fairness", "inspection", "isolation", "latency", "memory", "overload",
+    "beams", "blocks", "deadlines", "fairness", "inspection", "isolation", "latency", "memory", "overload",
     "plan", "policy", "preemption", "request", "scheduler", "wait",
 )  # fmt: skip
 """Modules of `core` that only keep books: no torch, no clock, no randomness, no I/O."""
