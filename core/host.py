@@ -8,8 +8,6 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
-import psutil
-
 CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -18,6 +16,8 @@ def available_memory_bytes(cgroup: Path = CGROUP) -> int:
 
     Source: Linux kernel documentation, admin-guide/cgroup-v2 (memory.max, memory.current).
     """
+    import psutil
+
     free = int(psutil.virtual_memory().available)
     limit, used = _read_bytes(cgroup / "memory.max"), _read_bytes(cgroup / "memory.current")
     if limit is None or used is None:

@@ -13,14 +13,17 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
-I32 = npt.NDArray[np.int32]
-U32 = npt.NDArray[np.uint32]
-U64 = npt.NDArray[np.uint64]
-F32 = npt.NDArray[np.float32]
+# Texts, for the HTTP process reads a constant of this module and is smaller without numpy.
+I32: TypeAlias = "npt.NDArray[np.int32]"
+U32: TypeAlias = "npt.NDArray[np.uint32]"
+U64: TypeAlias = "npt.NDArray[np.uint64]"
+F32: TypeAlias = "npt.NDArray[np.float32]"
 
 MAX_LOGPROBS = 20
 """The most alternatives per position that a request may ask for (as OpenAI's API)."""

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from gguf.constants import GGMLQuantizationType
-from gguf.quants import dequantize
 from hasten.kernels.weights import DenseWeight, GroupedIntWeight
+from hasten.quant.ggml_types import GGMLType
 from hasten.quant.integers import pack_nibbles
 from ml_dtypes import bfloat16
 
@@ -24,14 +23,14 @@ U8Array = npt.NDArray[np.uint8]
 F16Array = npt.NDArray[np.float16]
 F32Array = npt.NDArray[np.float32]
 
-_PLAIN_DTYPES: dict[GGMLQuantizationType, npt.DTypeLike] = {
-    GGMLQuantizationType.F32: np.float32,
-    GGMLQuantizationType.F16: np.float16,
-    GGMLQuantizationType.BF16: bfloat16,
+_PLAIN_DTYPES: dict[GGMLType, npt.DTypeLike] = {
+    GGMLType.F32: np.float32,
+    GGMLType.F16: np.float16,
+    GGMLType.BF16: bfloat16,
 }
 
 
-def decode(tensor_type: GGMLQuantizationType, raw: U8Array) -> DenseWeight | GroupedIntWeight:
+def decode(tensor_type: GGMLType, raw: U8Array) -> DenseWeight | GroupedIntWeight:
     """The matrix in `raw` [rows, bytes per row], of whichever scheme loses nothing.
 
     Raises ValueError for a type that nobody dequantises, or for damaged scales.
@@ -45,9 +44,13 @@ def decode(tensor_type: GGMLQuantizationType, raw: U8Array) -> DenseWeight | Gro
     return DenseWeight(_dequantize(tensor_type, raw))
 
 
-def _dequantize(tensor_type: GGMLQuantizationType, raw: U8Array) -> F32Array:
+def _dequantize(tensor_type: GGMLType, raw: U8Array) -> F32Array:
+    # Here and not above: see `ggml_types`.
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize
+
     try:
-        values: F32Array = dequantize(raw, tensor_type)
+        values: F32Array = dequantize(raw, GGMLQuantizationType(tensor_type))
     except NotImplementedError as error:
         raise ValueError(f"type {tensor_type.name} is not supported") from error
     return values
@@ -124,14 +127,14 @@ def _unpack_q6_k(raw: U8Array) -> GroupedIntWeight:
 
 
 _PACKED = {
-    GGMLQuantizationType.Q4_0: _unpack_q4_0,
-    GGMLQuantizationType.Q4_1: _unpack_q4_1,
-    GGMLQuantizationType.Q5_0: _unpack_q5_0,
-    GGMLQuantizationType.Q5_1: _unpack_q5_1,
-    GGMLQuantizationType.Q8_0: _unpack_q8_0,
-    GGMLQuantizationType.Q4_K: _unpack_q4_k,
-    GGMLQuantizationType.Q5_K: _unpack_q5_k,
-    GGMLQuantizationType.Q6_K: _unpack_q6_k,
+    GGMLType.Q4_0: _unpack_q4_0,
+    GGMLType.Q4_1: _unpack_q4_1,
+    GGMLType.Q5_0: _unpack_q5_0,
+    GGMLType.Q5_1: _unpack_q5_1,
+    GGMLType.Q8_0: _unpack_q8_0,
+    GGMLType.Q4_K: _unpack_q4_k,
+    GGMLType.Q5_K: _unpack_q5_k,
+    GGMLType.Q6_K: _unpack_q6_k,
 }
 
 

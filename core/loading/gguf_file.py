@@ -10,15 +10,20 @@ Exercised by `pytest tests/unit/loading/test_gguf_file.py`.
 from __future__ import annotations
 
 import math
+import mmap
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from hasten.core.loading.errors import LoadError
+from hasten.quant.ggml_types import GGMLType
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    U8Array = npt.NDArray[np.uint8]
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -26,21 +31,19 @@ DEFAULT_ALIGNMENT = 32
 MAX_DIMS = 4
 MAX_ELEMENTS = 2**48
 
-U8Array = npt.NDArray[np.uint8]
-
-# Value types 0 to 12 of the specification: 8 is a string, 9 an array.
+# Value types 0 to 12 of the specification, as `struct` calls them: 8 is a string, 9 an array.
 _SCALARS = {
-    0: "<u1",
-    1: "<i1",
-    2: "<u2",
-    3: "<i2",
-    4: "<u4",
-    5: "<i4",
-    6: "<f4",
-    7: "|b1",
-    10: "<u8",
-    11: "<i8",
-    12: "<f8",
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
 }
 _STRING = 8
 _ARRAY = 9
@@ -48,12 +51,20 @@ _ARRAY = 9
 
 @dataclass(frozen=True, slots=True)
 class GGUFTensor:
-    """One tensor: `raw` is its bytes [rows, bytes per row], `shape` its numbers, outputs first."""
+    """One tensor of `data`: `shape` counts its numbers, outputs first."""
 
     name: str
-    type: GGMLQuantizationType
+    type: GGMLType
     shape: tuple[int, ...]
-    raw: U8Array
+    data: memoryview
+
+    @property
+    def raw(self) -> U8Array:
+        """Its bytes, [rows, bytes per row]: a view of the mapping."""
+        # Here and not above: what reads only vocabularies needs no numpy.
+        import numpy as np
+
+        return np.frombuffer(self.data, np.uint8).reshape(math.prod(self.shape[:-1]), -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +90,17 @@ def open_gguf(path: Path) -> GGUFFile:
     entries = [_read_tensor_info(cursor) for _ in range(cursor.count(num_tensors, 24, "tensors"))]
     alignment = _alignment(path, metadata)
     data_start = -(-cursor.at // alignment) * alignment
-    header = data[: cursor.at].tobytes()
+    header = bytes(data[: cursor.at])
     return GGUFFile(path, metadata, _map_tensors(path, data, entries, data_start), header)
 
 
-def map_file(path: Path) -> U8Array:
+def map_file(path: Path) -> memoryview:
     """The bytes of a file, copy-on-write, so that views are writable without touching it."""
     try:
         if path.stat().st_size == 0:
             raise LoadError(f"{path}: the file is empty")
-        return np.asarray(np.memmap(path, dtype=np.uint8, mode="c"))
+        with path.open("rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
     except OSError as error:
         raise LoadError(f"{path}: {error.strerror or error}") from error
 
@@ -96,10 +108,10 @@ def map_file(path: Path) -> U8Array:
 class _Cursor:
     """A reading position that never passes the end of the file."""
 
-    def __init__(self, path: Path, data: U8Array) -> None:
+    def __init__(self, path: Path, data: memoryview) -> None:
         self.path = path
         self.at = 0
-        self._view = data.data
+        self._view = data
 
     def error(self, problem: str) -> LoadError:
         return LoadError(f"{self.path}: {problem}, at byte {self.at}")
@@ -163,12 +175,8 @@ class _Cursor:
     def _numbers(self, value_type: int, count: int) -> list[Any]:
         if value_type not in _SCALARS:
             raise self.error(f"unknown metadata value type {value_type}")
-        dtype = np.dtype(_SCALARS[value_type])
-        raw = self.take(dtype.itemsize * count)
-        if dtype.kind == "b":
-            return [byte != 0 for byte in raw]
-        numbers: list[Any] = np.frombuffer(raw, dtype).tolist()
-        return numbers
+        numbers = struct.Struct(f"<{count}{_SCALARS[value_type]}")
+        return list(numbers.unpack(self.take(numbers.size)))
 
 
 def _read_preamble(cursor: _Cursor) -> tuple[int, int]:
@@ -194,7 +202,7 @@ def _read_metadata(cursor: _Cursor, num_values: int) -> dict[str, Any]:
 @dataclass(frozen=True, slots=True)
 class _TensorInfo:
     name: str
-    type: GGMLQuantizationType
+    type: GGMLType
     shape: tuple[int, ...]
     offset: int
 
@@ -210,7 +218,7 @@ def _read_tensor_info(cursor: _Cursor) -> _TensorInfo:
         raise cursor.error(f"tensor {name!r} has shape {shape}")
     type_id = cursor.u32()
     try:
-        tensor_type = GGMLQuantizationType(type_id)
+        tensor_type = GGMLType(type_id)
     except ValueError as error:
         raise cursor.error(f"tensor {name!r} has unknown type {type_id}") from error
     return _TensorInfo(name, tensor_type, shape, cursor.u64())
@@ -224,7 +232,7 @@ def _alignment(path: Path, metadata: dict[str, Any]) -> int:
 
 
 def _map_tensors(
-    path: Path, data: U8Array, entries: list[_TensorInfo], data_start: int
+    path: Path, data: memoryview, entries: list[_TensorInfo], data_start: int
 ) -> dict[str, GGUFTensor]:
     """The tensors by name. They may neither overlap nor pass the end of the file."""
     tensors: dict[str, GGUFTensor] = {}
@@ -243,13 +251,12 @@ def _map_tensors(
         if info.name in tensors:
             raise LoadError(f"{path}: tensor {info.name!r} occurs twice")
         free_from = end
-        raw = data[start:end].reshape(-1, row_bytes)
-        tensors[info.name] = GGUFTensor(info.name, info.type, info.shape, raw)
+        tensors[info.name] = GGUFTensor(info.name, info.type, info.shape, data[start:end])
     return tensors
 
 
 def _row_bytes(path: Path, info: _TensorInfo) -> int:
-    block_len, block_bytes = GGML_QUANT_SIZES[info.type]
+    block_len, block_bytes = info.type.block_len, info.type.block_bytes
     if info.shape[-1] % block_len:
         raise LoadError(
             f"{path}: tensor {info.name!r}: rows of {info.shape[-1]} are no multiple of the "

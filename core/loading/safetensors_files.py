@@ -132,7 +132,7 @@ def _list_files(folder: Path) -> tuple[list[Path], dict[str, str]]:
 
 
 def _map_tensors(path: Path) -> tuple[bytes, list[StoredTensor]]:
-    data = map_file(path)
+    data = np.frombuffer(map_file(path), np.uint8)
     header = _read_header(path, data)
     body = data[8 + len(header) :]
     tensors = [

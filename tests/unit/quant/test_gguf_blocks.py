@@ -9,6 +9,7 @@ import pytest
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from hasten.kernels.weights import DenseWeight, GroupedIntWeight
+from hasten.quant.ggml_types import GGMLType
 from hasten.quant.gguf_blocks import decode
 
 SMALL_BLOCKS = {
@@ -49,19 +50,24 @@ def random_blocks(tensor_type: GGMLQuantizationType, seed: int = 0) -> npt.NDArr
     return blocks.reshape(5, -1)
 
 
+def test_types_are_those_of_the_gguf_package() -> None:
+    own = {(kind.name, kind.value, (kind.block_len, kind.block_bytes)) for kind in GGMLType}
+    assert own == {(kind.name, kind.value, sizes) for kind, sizes in GGML_QUANT_SIZES.items()}
+
+
 @pytest.mark.parametrize("tensor_type", [*PACKED, *PLAIN, *OTHERS])
 def test_numbers_are_those_that_the_format_defines(tensor_type: GGMLQuantizationType) -> None:
     raw = random_blocks(tensor_type)
     expected = dequantize(raw, tensor_type)
     assert np.isfinite(expected).all()
-    weight = decode(tensor_type, raw)
+    weight = decode(GGMLType(tensor_type), raw)
     assert weight.shape == expected.shape
     assert np.array_equal(weight.dequantize(), expected)
 
 
 @pytest.mark.parametrize(("tensor_type", "bits"), SMALL_BLOCKS.items())
 def test_small_blocks_stay_packed(tensor_type: GGMLQuantizationType, bits: int) -> None:
-    weight = decode(tensor_type, random_blocks(tensor_type))
+    weight = decode(GGMLType(tensor_type), random_blocks(tensor_type))
     assert isinstance(weight, GroupedIntWeight)
     assert (weight.bits, weight.group_size) == (bits, 32)
     assert weight.scale.dtype == np.float16
@@ -71,7 +77,7 @@ def test_small_blocks_stay_packed(tensor_type: GGMLQuantizationType, bits: int) 
 def test_super_blocks_stay_packed(
     tensor_type: GGMLQuantizationType, kept: tuple[int, int, tuple[int, ...]]
 ) -> None:
-    weight = decode(tensor_type, random_blocks(tensor_type))
+    weight = decode(GGMLType(tensor_type), random_blocks(tensor_type))
     assert isinstance(weight, GroupedIntWeight)
     assert (weight.bits, weight.group_size) == kept[:2]
     assert weight.scale.dtype == np.float32
@@ -80,7 +86,7 @@ def test_super_blocks_stay_packed(
 @pytest.mark.parametrize("tensor_type", PLAIN)
 def test_plain_types_are_views(tensor_type: GGMLQuantizationType) -> None:
     raw = random_blocks(tensor_type)
-    weight = decode(tensor_type, raw)
+    weight = decode(GGMLType(tensor_type), raw)
     assert isinstance(weight, DenseWeight)
     assert np.shares_memory(weight.data, raw)
 
@@ -89,7 +95,7 @@ def test_even_inputs_are_in_low_halves() -> None:
     scale = np.float16(1).view(np.uint16)
     nibbles = np.arange(16, dtype=np.uint8) % 8 | ((15 - np.arange(16, dtype=np.uint8)) << 4)
     raw = np.concatenate([np.array([scale], "<u2").view(np.uint8), nibbles])[None, :]
-    weight = decode(GGMLQuantizationType.Q4_0, raw)
+    weight = decode(GGMLType.Q4_0, raw)
     assert isinstance(weight, GroupedIntWeight)
     stored = [*(nibbles & 15), *(nibbles >> 4)]
     assert weight.integers().tolist() == [stored]
@@ -98,7 +104,7 @@ def test_even_inputs_are_in_low_halves() -> None:
 def test_an_offset_beyond_fp16_is_kept_in_fp32() -> None:
     raw = np.zeros((1, 18), np.uint8)
     raw[0, :2] = np.array([60000], np.float16).view(np.uint8)
-    weight = decode(GGMLQuantizationType.Q4_0, raw)
+    weight = decode(GGMLType.Q4_0, raw)
     assert isinstance(weight, GroupedIntWeight)
     assert weight.offset is not None
     assert weight.offset.dtype == weight.scale.dtype == np.float32
@@ -111,7 +117,7 @@ def test_scales_that_are_not_finite_are_refused(tensor_type: GGMLQuantizationTyp
     at = SUPER_BLOCKS[tensor_type][2][0] if tensor_type in SUPER_BLOCKS else 0
     raw[3, at : at + 2] = np.array([np.nan], np.float16).view(np.uint8)
     with pytest.raises(ValueError, match="not finite"):
-        decode(tensor_type, raw)
+        decode(GGMLType(tensor_type), raw)
 
 
 def test_many_types_are_covered() -> None:
@@ -120,4 +126,4 @@ def test_many_types_are_covered() -> None:
 
 def test_types_without_a_meaning_are_refused() -> None:
     with pytest.raises(ValueError, match="type I8 is not supported"):
-        decode(GGMLQuantizationType.I8, np.zeros((1, 32), np.uint8))
+        decode(GGMLType.I8, np.zeros((1, 32), np.uint8))
