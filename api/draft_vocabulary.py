@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hasten.api.text.tokenizer import load_tokenizer
 from hasten.core.options import ConfigurationError
 
 if TYPE_CHECKING:
@@ -20,6 +19,9 @@ def check_draft_vocabulary(options: EngineOptions) -> None:
     draft = options.speculation.spec_draft_model
     if draft is None:
         return
+    # Here and not above: engines without a draft model need no tokeniser.
+    from hasten.api.text.tokenizer import load_tokenizer
+
     own = load_tokenizer(options.model.tokenizer or options.model.model)
     reason = _difference(own, load_tokenizer(draft))
     if reason is not None:

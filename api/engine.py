@@ -20,6 +20,5 @@ if TYPE_CHECKING:
 def build_engine(options: EngineOptions) -> Engine:
     """The engine that `options` ask for. Raises what `core.build.build_engine` raises."""
     check_draft_vocabulary(options)
-    # Begun first: its vocabulary is built while the model loads.
     grammars = make_grammars(options)
     return build.build_engine(options, make_speculator=make_speculator, grammars=grammars)

@@ -3,16 +3,21 @@
 A grammar is a string: llguidance's own JSON, or its dialect of Lark. Compiling builds an Earley
 parser over lexemes; each mask walks the vocabulary's trie. Both run against fuel, which counts work
 and not time, so a grammar is too complex on every machine or on none.
+
+llguidance is imported when it is first needed: servers that are never asked for structured output
+stay smaller by as much.
 Exercised by `pytest tests/unit/structured`.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import llguidance
 from hasten.core.loading import LoadError
+
+if TYPE_CHECKING:
+    import llguidance
 
 MAX_GRAMMAR_LEN = 1 << 17
 """Characters: some ten milliseconds to compile. A grammar is read whole, so fuel comes too late."""
@@ -20,6 +25,8 @@ MAX_GRAMMAR_LEN = 1 << 17
 
 def limits() -> llguidance.LLParserLimits:
     """A mask within these takes a few milliseconds at worst, a matcher some 20 MB."""
+    import llguidance
+
     return llguidance.LLParserLimits(
         max_items_in_row=5000,
         initial_lexer_fuel=500_000,
@@ -59,6 +66,8 @@ class Vocabulary:
     """
 
     def __init__(self, tokenizer: Tokens) -> None:
+        import llguidance
+
         if tokenizer.eos_token_id is None:
             raise LoadError("structured output needs a tokeniser that names its end-of-text token")
         tokens = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
@@ -73,6 +82,8 @@ class Vocabulary:
 
     def matcher(self, grammar: str) -> llguidance.LLMatcher:
         """At the beginning of an output. Raises GrammarError."""
+        import llguidance
+
         matcher = llguidance.LLMatcher(self.trie, grammar, log_level=0, limits=limits())
         refuse_failed(matcher)
         return matcher

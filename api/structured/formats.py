@@ -9,13 +9,11 @@ from __future__ import annotations
 import json
 from typing import Any, Literal
 
-import llguidance
 import msgspec
 from hasten.api.structured.check import check_grammar
 from hasten.api.structured.compiler import GrammarError
 from hasten.api.structured.json_schema import SchemaError, schema_grammar
 from hasten.core.params import InvalidParameterError
-from llguidance.gbnf_to_lark import gbnf_to_lark
 
 MAX_CHOICES = 1024
 ANY_OBJECT = {"type": "object"}
@@ -80,7 +78,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     def _compiled(self, kind: str) -> str:
         where = f"structured_outputs.{kind}"
         if kind == "regex":
-            return _checked(llguidance.LLMatcher.grammar_from_regex(self.regex or ""), where)
+            return _of_regex(self.regex or "", where)
         if kind == "choice":
             return _of_choice(self.choice or [], where)
         if kind == "grammar":
@@ -116,7 +114,15 @@ def _of_choice(choice: list[str], where: str) -> str:
     )
 
 
+def _of_regex(regex: str, where: str) -> str:
+    from llguidance import LLMatcher
+
+    return _checked(LLMatcher.grammar_from_regex(regex), where)
+
+
 def _of_grammar(grammar: str, where: str) -> str:
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
     if "%json" in grammar or "%llguidance" in grammar:
         reason = "holds %json or %llguidance, which are not supported: schemas have their own field"
         raise InvalidParameterError(where, reason)

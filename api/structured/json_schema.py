@@ -14,7 +14,6 @@ import math
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-import llguidance
 from hasten.api.structured.check import check_grammar
 from hasten.api.structured.compiler import GrammarError
 
@@ -90,8 +89,10 @@ def _compiled(schema: Any, *, compact: bool) -> str:
         options["whitespace_flexible"] = False
     else:
         options["whitespace_pattern"] = WHITESPACE
+    from llguidance import LLMatcher
+
     try:
-        return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
+        return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
     except ValueError as error:
         raise SchemaError("", f"the schema is no JSON: {error}") from error
 

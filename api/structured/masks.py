@@ -3,9 +3,9 @@
     step n        [ schedule | batch | model ............................ | sample | ... ]
     this thread                      [ follow accepted tokens | masks ]     ^ waits if it must
 
-Another thread builds the vocabulary while the model loads, and compiles the grammars of requests
-that arrive, so that a large one keeps nobody's masks waiting. A matcher belongs to that thread
-until it is ready and to this one from then on, so there are no locks.
+Another thread builds the vocabulary for the first request that needs it, and compiles the grammars
+of requests that arrive, so that a large one keeps nobody's masks waiting. A matcher belongs to that
+thread until it is ready and to this one from then on, so there are no locks.
 
 Implements `core.protocols.Grammars`. Exercised by `pytest tests/unit/structured/test_masks.py`.
 """
@@ -68,7 +68,7 @@ class GrammarMasks:
     def __init__(self, load: Callable[[], Vocabulary]) -> None:
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammar-compiler")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="grammar-masks")
-        self._vocabulary = self._compiler.submit(load)
+        self._vocabulary = lru_cache(1)(load)
         self._compile = lru_cache(MAX_CACHED_GRAMMARS)(self._compile_new)
         self._constraints: dict[RequestId, Future[_Constraint]] = {}
         self._failures: dict[RequestId, str] = {}
@@ -98,7 +98,7 @@ class GrammarMasks:
         self._writer.submit(self._write_all, jobs, masks, ready)
 
     def _compile_new(self, grammar: str) -> _Compiled:
-        vocabulary = self._vocabulary.result()
+        vocabulary = self._vocabulary()
         matcher = vocabulary.matcher(grammar)
         return _Compiled(matcher, completion(vocabulary, matcher))
 
@@ -147,7 +147,7 @@ class GrammarMasks:
 
     def _write_row(self, constraint: _Constraint, num_output_tokens: int, row: U32) -> None:
         """Raises GrammarError when the grammar has become too complex."""
-        vocabulary, matcher = self._vocabulary.result(), constraint.matcher
+        vocabulary, matcher = self._vocabulary(), constraint.matcher
         row[:] = 0
         only = constraint.closing.next_token(vocabulary, matcher, num_output_tokens)
         if only is None:
@@ -160,7 +160,7 @@ class GrammarMasks:
 
     def _name_the_end(self, constraint: _Constraint, row: U32) -> None:
         """A vocabulary has one end of text; a model may be told of others, or of several."""
-        end = self._vocabulary.result().eos_token_id
+        end = self._vocabulary().eos_token_id
         if _is_allowed(row, end):
             row[end // 32] &= ~np.uint32(1 << end % 32)
             for token_id in constraint.eos_token_ids:
