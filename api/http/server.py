@@ -39,6 +39,7 @@ from hasten.api.observability.tracing import RequestTraces, installed_tracer
 from hasten.api.security.keys import Keyring
 from hasten.api.text.answer_plan import AnswerStyle
 from hasten.api.text_model import TextModel, template_of, tokenizer_of
+from hasten.core.host import release_free_memory
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -200,6 +201,7 @@ class Server:
         # long as they take, need not walk over it.
         gc.collect()
         gc.freeze()
+        release_free_memory()
         self._ready_s = time.monotonic()
         logger.info("ready after %.1f s", self._ready_s - self._begin_s)
         logger.info("Serving %s on %s", model.name, url)
