@@ -122,19 +122,26 @@ def _facts(figures: PlanReport) -> Iterator[tuple[str, str]]:
         "parameters",
         f"{_billions(figures.num_params)}, {_billions(figures.active_params)} active",
     )
-    yield "weights", f"{_gib(figures.weight_bytes)}  ({_by_scheme(figures)})"
-    yield "activations", _gib(figures.activation_bytes)
-    yield "KV per token", f"{figures.kv_bytes_per_token:,} bytes; {figures.block_bytes:,} per block"
+    share = f"{figures.weight_share_of_bf16:.1%} of bf16"
+    yield "weights", f"{_size(figures.weight_bytes)}, {share}  ({_by_scheme(figures)})"
+    yield "activations", _size(figures.activation_bytes)
+    yield (
+        "KV per token",
+        (
+            f"{figures.kv_bytes_per_token:,} bytes, {figures.kv_share_of_bf16:.1%} of bf16; "
+            f"{figures.block_bytes:,} per block"
+        ),
+    )
     for group in figures.kv_groups if len(figures.kv_groups) > 1 else ():
         window = "all tokens" if group.window is None else f"the last {group.window:,}"
         yield "  group", f"{group.bytes_per_token:,} bytes per token, keeps {window}"
     if figures.num_blocks == 0:
-        yield "KV pool", f"does not fit: {_gib(-figures.kv_pool_bytes)} short"
+        yield "KV pool", f"does not fit: {_size(-figures.kv_pool_bytes)} short"
     else:
         yield (
             "KV pool",
             (
-                f"{_gib(figures.kv_pool_bytes)}: {figures.num_blocks:,} blocks, "
+                f"{_size(figures.kv_pool_bytes)}: {figures.num_blocks:,} blocks, "
                 f"{figures.kv_tokens:,} tokens"
             ),
         )
@@ -165,7 +172,7 @@ def _facts(figures: PlanReport) -> Iterator[tuple[str, str]]:
 
 
 def _by_scheme(figures: PlanReport) -> str:
-    return ", ".join(f"{n} {_gib(size)}" for n, size in figures.weight_bytes_by_scheme.items())
+    return ", ".join(f"{n} {_size(size)}" for n, size in figures.weight_bytes_by_scheme.items())
 
 
 def _speed_table(figures: PlanReport) -> Any:
@@ -229,5 +236,7 @@ def _billions(count: int) -> str:
     return f"{count / 1e9:.2f} B"
 
 
-def _gib(num_bytes: int) -> str:
+def _size(num_bytes: int) -> str:
+    if num_bytes < 2**30:
+        return f"{num_bytes / 2**20:,.1f} MiB"
     return f"{num_bytes / 2**30:,.2f} GiB"

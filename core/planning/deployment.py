@@ -28,6 +28,7 @@ class Setting:
     """How the model is to be served."""
 
     scheme: str = "bf16"
+    quantize_lm_head: bool = False
     kv_dtype: str = "bf16"
     block_size: int = 16
     utilization: float = 0.9
@@ -85,7 +86,12 @@ class Deployment:
 
     @property
     def weight_bytes(self) -> int:
-        return self.geometry.weight_bytes(self.setting.scheme)
+        setting = self.setting
+        return self.geometry.weight_bytes(setting.scheme, lm_head=setting.quantize_lm_head)
+
+    @property
+    def weight_share_of_bf16(self) -> float:
+        return self.weight_bytes / self.geometry.weight_bytes("bf16")
 
     @property
     def activation_bytes(self) -> int:
@@ -107,7 +113,11 @@ class Deployment:
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of K and V of one token, in all layers that keep it."""
-        return sum(size for _, size in self.geometry.kv_groups(self.setting.kv_dtype))
+        return self.geometry.kv_bytes_per_token(self.setting.kv_dtype)
+
+    @property
+    def kv_share_of_bf16(self) -> float:
+        return self.kv_bytes_per_token / self.geometry.kv_bytes_per_token("bf16")
 
     @property
     def block_bytes(self) -> int:
@@ -152,7 +162,9 @@ class Deployment:
         """The ideal step of `batch` requests of mean length, each computing that many tokens."""
         assert self.device is not None
         num_tokens = batch * tokens_per_request
-        moved = self.geometry.step_weight_bytes(self.setting.scheme, num_tokens)
+        moved = self.geometry.step_weight_bytes(
+            self.setting.scheme, num_tokens, lm_head=self.setting.quantize_lm_head
+        )
         moved += batch * self._read_per_request()
         move_s = moved / self.device.bandwidth
         compute_s = num_tokens * self._flops_per_token() / self._peak_flops()

@@ -15,9 +15,9 @@ from pathlib import Path
 from hasten.core.loading.errors import LoadError
 from hasten.core.loading.fields import Fields, read_json
 
-SCHEME_BITS: Mapping[str, float] = {"bf16": 16.0, "fp8": 8.0, "int8": 8.25, "int4": 4.25}
-"""Bits per weight of a linear layer, scales included: fp8 per channel (negligible), int8 in groups
-of 64 and int4 in groups of 128 with a 16-bit scale and, for int4, a 16-bit offset."""
+SCHEME_BITS: Mapping[str, float] = {"bf16": 16.0, "fp8": 8.0, "int8": 8.5, "int4": 4.5}
+"""Bits per weight, scales included, as `--quantization` makes them: fp8 per channel (negligible),
+int8 in groups of 32 with a 16-bit scale, int4 in groups of 64 with a 16-bit scale and offset."""
 
 KV_SCALE_BYTES = 2
 """An fp8 cache keeps a bf16 scale per token and head, for K and for V."""
@@ -99,16 +99,24 @@ class Geometry:
         if self.experts is not None:
             mlp = self.experts.num_active * self.expert_params
             mlp += self.experts.num_experts * self.hidden_size
-        layers = self.num_layers * (self.attention_params + mlp)
-        return layers + self.vocab_size * self.hidden_size
+        return self.num_layers * (self.attention_params + mlp) + self.head_params
 
-    def weight_bytes(self, scheme: str) -> int:
-        """Bytes of all weights, linear layers in `scheme`, everything else in bf16."""
-        rest = self.num_params - self.linear_params
-        return round(self.linear_params * SCHEME_BITS[scheme] / 8) + 2 * rest
+    @property
+    def head_params(self) -> int:
+        """Weights of the LM head, its own or the embedding."""
+        return self.vocab_size * self.hidden_size
 
-    def step_weight_bytes(self, scheme: str, batch: int) -> float:
-        """Bytes of weights that a step of `batch` decoding requests reads.
+    def weight_bytes(self, scheme: str, *, lm_head: bool = False) -> int:
+        """Bytes of all weights, linear layers in `scheme`, everything else in bf16.
+
+        With `lm_head` the head is in `scheme` as well, and the embedding if it is the same table.
+        """
+        converted = self.linear_params + (self.head_params if lm_head else 0)
+        rest = self.num_params - converted
+        return round(converted * SCHEME_BITS[scheme] / 8) + 2 * rest
+
+    def step_weight_bytes(self, scheme: str, batch: int, *, lm_head: bool = False) -> float:
+        """Bytes of weights that a step of `batch` decoding requests reads; see `weight_bytes`.
 
         With experts, those that at least one of the tokens is expected to be routed to.
         """
@@ -117,13 +125,18 @@ class Geometry:
             share = 1 - (1 - self.experts.num_active / self.experts.num_experts) ** batch
             all_experts = self.num_layers * self.experts.num_experts * self.expert_params
             linear -= (1 - share) * all_experts
-        return linear * SCHEME_BITS[scheme] / 8 + 2 * self.vocab_size * self.hidden_size
+        head_bits = SCHEME_BITS[scheme if lm_head else "bf16"]
+        return (linear * SCHEME_BITS[scheme] + self.head_params * head_bits) / 8
 
     def kv_groups(self, kv_dtype: str) -> tuple[tuple[int | None, int], ...]:
         """By KV group: its window, and the bytes that a token takes in it."""
         per_head = 2 * self.head_size if kv_dtype == "bf16" else self.head_size + KV_SCALE_BYTES
         per_layer = 2 * self.num_kv_heads * per_head
         return tuple((window, n * per_layer) for window, n in Counter(self.windows).items())
+
+    def kv_bytes_per_token(self, kv_dtype: str) -> int:
+        """Of all groups together."""
+        return sum(size for _, size in self.kv_groups(kv_dtype))
 
 
 def read_geometry(reference: str) -> Geometry:

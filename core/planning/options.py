@@ -20,6 +20,7 @@ class PlanOptions:
     flops: str | None = option(None, "its dense bf16 peak, as in 989TFLOPS")
     kv_memory: str | None = option(None, "size of the KV pool, as in 54GiB; overrides the rest")
     quantization: str = option("bf16", "scheme of the linear layers", tuple(SCHEME_BITS))
+    quantize_lm_head: bool = option(False, "the LM head in that scheme as well")
     kv_cache_dtype: str = option("bf16", "dtype of the KV cache", ("bf16", "fp8"))
     block_size: int = option(16, "tokens per block")
     gpu_memory_utilization: float = option(0.9, "share of the device's memory to use")
@@ -36,6 +37,8 @@ class PlanOptions:
                 raise ConfigurationError(f"--{name.replace('_', '-')} must be at least 1")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigurationError("--gpu-memory-utilization must be in (0, 1]")
+        if self.quantize_lm_head and self.quantization == "bf16":
+            raise ConfigurationError("--quantize-lm-head says nothing without --quantization")
         if self.shared_prefix < 0:
             raise ConfigurationError("--shared-prefix must not be negative")
         if self.gpu is not None and self.memory is not None:
@@ -67,6 +70,7 @@ class PlanOptions:
             kv_bytes = int(parse_quantity("--kv-memory", self.kv_memory))
         setting = Setting(
             scheme=self.quantization,
+            quantize_lm_head=self.quantize_lm_head,
             kv_dtype=self.kv_cache_dtype,
             block_size=self.block_size,
             utilization=self.gpu_memory_utilization,

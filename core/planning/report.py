@@ -38,10 +38,12 @@ class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
     num_params: int
     active_params: int
     weight_bytes: int
+    weight_share_of_bf16: float
     weight_bytes_by_scheme: dict[str, int]
     activation_bytes: int
     kv_groups: list[KVGroupRow]
     kv_bytes_per_token: int
+    kv_share_of_bf16: float
     block_size: int
     block_bytes: int
     kv_pool_bytes: int
@@ -70,10 +72,15 @@ def report(deployment: Deployment, schemes: tuple[str, ...], tpot_s: float | Non
         num_params=d.geometry.num_params,
         active_params=d.geometry.active_params,
         weight_bytes=d.weight_bytes,
-        weight_bytes_by_scheme={name: d.geometry.weight_bytes(name) for name in schemes},
+        weight_share_of_bf16=d.weight_share_of_bf16,
+        weight_bytes_by_scheme={
+            name: d.geometry.weight_bytes(name, lm_head=setting.quantize_lm_head)
+            for name in schemes
+        },
         activation_bytes=d.activation_bytes,
         kv_groups=[KVGroupRow(*group) for group in d.geometry.kv_groups(setting.kv_dtype)],
         kv_bytes_per_token=d.kv_bytes_per_token,
+        kv_share_of_bf16=d.kv_share_of_bf16,
         block_size=setting.block_size,
         block_bytes=d.block_bytes,
         kv_pool_bytes=d.kv_pool_bytes,

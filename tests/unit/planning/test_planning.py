@@ -5,12 +5,16 @@ from __future__ import annotations
 import random
 
 import pytest
+from click.testing import CliRunner
+from hasten.api.cli.main import main
+from hasten.core.loading import load_model
 from hasten.core.loading.errors import LoadError
 from hasten.core.loading.fields import Fields
 from hasten.core.options import ConfigurationError, SchedulerOptions
 from hasten.core.planning.deployment import Deployment, Setting
 from hasten.core.planning.devices import GIB, find_device, parse_quantity
 from hasten.core.planning.geometry import Geometry, geometry_of_config, read_geometry
+from hasten.core.planning.options import PlanOptions
 from hasten.core.planning.report import report
 from hasten.core.planning.simulate import SimulatedRequest, simulate
 from hasten.kernels.backend import KVPlan
@@ -134,8 +138,37 @@ def test_tensor_parallel_sizes_hold_a_request() -> None:
 def test_the_embedded_model_in_int4_with_fp8_kv() -> None:
     embedded = read_geometry("embedded")
     assert embedded.weight_bytes("bf16") == pytest.approx(269e6, rel=0.01)
-    bf16, fp8 = (sum(b for _, b in embedded.kv_groups(dtype)) for dtype in ("bf16", "fp8"))
-    assert fp8 <= 0.52 * bf16
+    setting = Setting("int4", quantize_lm_head=True, kv_dtype="fp8", kv_bytes=GIB)
+    plan = Deployment(embedded, setting, None)
+    assert plan.weight_share_of_bf16 <= 0.30
+    assert plan.kv_share_of_bf16 <= 0.52
+
+
+def test_what_is_planned_is_what_loading_makes() -> None:
+    embedded = read_geometry("embedded")
+    model = load_model("embedded", quantization="int4", quantize_lm_head=True)
+    norms = 2 * (2 * embedded.num_layers + 1) * embedded.hidden_size  # in fp32: 2 bytes more
+    assert embedded.weight_bytes("int4", lm_head=True) + norms == model.num_bytes
+
+
+def test_a_head_of_its_own_is_quantised_without_the_embedding() -> None:
+    llama = geometry(LLAMA_3_8B)
+    table = 128256 * 4096
+    saved = llama.weight_bytes("int4") - llama.weight_bytes("int4", lm_head=True)
+    assert saved == pytest.approx(table * (16 - 4.5) / 8)
+    per_step = llama.step_weight_bytes("int4", 1) - llama.step_weight_bytes("int4", 1, lm_head=True)
+    assert per_step == pytest.approx(table * (16 - 4.5) / 8)
+    with pytest.raises(ConfigurationError, match="--quantize-lm-head says nothing without"):
+        PlanOptions(quantize_lm_head=True)
+
+
+def test_the_command_shows_the_shares() -> None:
+    arguments = ["plan", "embedded", "--kv-memory", "1GiB", "--quantization", "int4"]
+    arguments += ["--quantize-lm-head", "--kv-cache-dtype", "fp8"]
+    done = CliRunner().invoke(main, arguments, env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    assert "28.1% of bf16" in done.output
+    assert "51.6% of bf16" in done.output
 
 
 @pytest.mark.parametrize(
