@@ -23,7 +23,7 @@ from hasten.kernels import ops
 from hasten.kernels.backend import KeptWeights, UnsupportedOpError, first_refusal
 from hasten.kernels.cpu.lowering import Lowering, parts_of, weight_format
 from hasten.kernels.cpu.packed_file import PackedFile
-from hasten.kernels.cpu.packing import GROUP, INPUT_FORMS, integer_format
+from hasten.kernels.cpu.packing import GROUP, INPUT_FORMS, integer_format, packed_bytes
 from hasten.kernels.dtypes import DType
 from hasten.kernels.program import Rows
 from hasten.kernels.step import MAX_LOGPROBS, StepResult
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 ISA_VARIABLE = "HASTEN_CPU_ISA"
 MAX_HEAD_SIZE = 256
 _NAN_MESSAGE = "hold NaN"  # in native/program.cpp
+_RUN_TOKENS = 256  # of the KV cache, as in native/ops.h
 _TASK_TOKENS = 32  # query tokens of one attention task, as in native/program.cpp
 _TASK_BYTES = 900_000  # of the threads' scratch memory that a task's rows may take
 
@@ -121,6 +122,16 @@ class CpuBackend:
         is_integer = not isinstance(weight, StackedWeight) and integer_format(weight) is not None
         return GROUP if is_integer else None
 
+    def weight_bytes(
+        self, op: ops.Linear | ops.GroupedLinear, weights: Mapping[WeightName, Weight]
+    ) -> int:
+        """Bytes of a linear's weight as the kernels read it."""
+        wants_int8 = self.linear_inputs is LinearInputs.INT8
+        return sum(
+            packed_bytes(part, weight_format(part, op.x, wants_int8=wants_int8))
+            for part in parts_of(weights[op.weight])
+        )
+
     def kv_block_bytes(self, spec: KVGroupSpec, block_size: int) -> int:
         _check_kv(spec, block_size)
         per_head = _padded(spec.head_size) * spec.dtype.itemsize
@@ -131,7 +142,7 @@ class CpuBackend:
     def allocate_kv(self, plan: KVPlan) -> CpuKVCache:
         """Zeroed memory, taken from the system as blocks are first written."""
         sizes = (
-            blocks * self.kv_block_bytes(spec, plan.block_size)
+            _whole_runs(blocks, plan.block_size) * self.kv_block_bytes(spec, plan.block_size)
             for spec, blocks in zip(plan.groups, plan.num_blocks, strict=True)
         )
         return CpuKVCache(plan, tuple(self._native.allocate(size) for size in sizes))
@@ -303,6 +314,12 @@ def _sparse(
     rows: SparseRows | None,
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32]] | None:
     return None if rows is None else (rows.starts, rows.token_ids, rows.values)
+
+
+def _whole_runs(num_blocks: int, block_size: int) -> int:
+    """Blocks of the runs that they lie in, which have a power of two of them."""
+    run_blocks = 1 << max(_RUN_TOKENS // block_size, 1).bit_length() - 1
+    return -(-num_blocks // run_blocks) * run_blocks
 
 
 def _padded(head_size: int) -> int:

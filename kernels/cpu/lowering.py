@@ -428,7 +428,8 @@ class Lowering:
         return self._packed((name, 0, target), weight, target)
 
     def _vector(self, name: WeightName) -> F32Array:
-        return np.ascontiguousarray(self.weights[name].dequantize(), dtype=np.float32)
+        # A copy: a view of a mapped file would keep the pages around it in memory.
+        return np.array(self.weights[name].dequantize(), dtype=np.float32, order="C")
 
     def _rope_table(self, rope: ops.Rope) -> tuple[F32Array, F32Array]:
         if rope not in self.rope_tables:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,8 @@ from hasten.kernels.weights import Fp8Weight, GroupedIntWeight
 if TYPE_CHECKING:
     from hasten.kernels.cpu._native import Arena, Packed
     from hasten.kernels.weights import Matrix
+
+U8Array = npt.NDArray[np.uint8]
 
 GROUP = 32
 """Inputs that share one activation scale; weight groups are multiples of it."""
@@ -95,54 +97,69 @@ def own_format(weight: Matrix, *, wants_int8: bool) -> WeightFormat | None:
     return integer_format(weight) if wants_int8 else None
 
 
+def packed_bytes(weight: Matrix, target: WeightFormat) -> int:
+    """The size of what `pack` makes."""
+    from hasten.kernels.cpu import _native
+
+    rows, width = weight.shape
+    if isinstance(weight, GroupedIntWeight) and target == integer_format(weight):
+        return _native.packed_bytes(target, _scale_type(weight), rows, width)
+    is_fp8 = isinstance(weight, Fp8Weight) and target is WeightFormat.FP8
+    return _native.packed_bytes(
+        target, 1, rows, _padded(width), scale_groups(weight) if is_fp8 else 1
+    )
+
+
 def pack(weight: Matrix, target: WeightFormat, arena: Arena) -> PackedMatrix:
     """`weight` in `target`: its own integers, or its dequantised numbers, in memory of `arena`."""
+    data = arena.take(packed_bytes(weight, target))
     if isinstance(weight, GroupedIntWeight) and target == integer_format(weight):
-        return _pack_integers(weight, target, arena)
+        return _pack_integers(weight, target, data)
     if isinstance(weight, Fp8Weight) and target is WeightFormat.FP8:
-        return _pack_fp8(weight, arena)
-    return _pack_dense(weight, target, arena)
+        return _pack_fp8(weight, data)
+    return _pack_dense(weight, target, data)
 
 
-def _pack_fp8(weight: Fp8Weight, arena: Arena) -> PackedMatrix:
-    from hasten.kernels.cpu import _native
-
+def _pack_fp8(weight: Fp8Weight, data: U8Array) -> PackedMatrix:
     rows, width = weight.shape
-    padded, groups = -(-width // GROUP) * GROUP, scale_groups(weight)
-    data = arena.take(_native.packed_bytes(WeightFormat.FP8, 1, rows, padded, groups))
     fill_tiles(weight, data)
-    return PackedMatrix(WeightFormat.FP8, 1, rows, padded, data, groups)
+    return PackedMatrix(WeightFormat.FP8, 1, rows, _padded(width), data, scale_groups(weight))
 
 
-def _pack_integers(weight: GroupedIntWeight, target: WeightFormat, arena: Arena) -> PackedMatrix:
+def _pack_integers(weight: GroupedIntWeight, target: WeightFormat, data: U8Array) -> PackedMatrix:
     from hasten.kernels.cpu import _native
 
     rows, width = weight.shape
-    scale = _scales(weight.scale)
-    scale_type = 0 if scale.dtype == np.float16 else 1
+    scale_type = _scale_type(weight)
+    dtype = np.float32 if scale_type else np.float16
+    scale = np.ascontiguousarray(weight.scale, dtype=dtype)
     offset = None
     if weight.offset is not None:
-        offset = _scales(weight.offset.astype(scale.dtype, copy=False))
+        offset = np.ascontiguousarray(weight.offset, dtype=dtype)
     elif target == WeightFormat.INT4:
         offset = np.zeros_like(scale)
-    data = arena.take(_native.packed_bytes(target, scale_type, rows, width))
     integers = np.ascontiguousarray(weight.q).view(np.uint8)
     _native.pack_integers(target, scale_type, weight.group_size, integers, scale, offset, data)
     return PackedMatrix(target, scale_type, rows, width, data)
 
 
-def _scales(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """float16 stays (half the bytes to read); anything else becomes float32."""
-    dtype = np.float16 if values.dtype == np.float16 else np.float32
-    return np.ascontiguousarray(values, dtype=dtype)
+def _scale_type(weight: GroupedIntWeight) -> int:
+    """float16 where scales and offsets are that (half the bytes to read); else float32 for both.
+
+    A zero point other than 8 makes an offset that float16 cannot hold: see `exact_offset`.
+    """
+    parts = [weight.scale] if weight.offset is None else [weight.scale, weight.offset]
+    return 0 if all(part.dtype == np.float16 for part in parts) else 1
 
 
-def _pack_dense(weight: Matrix, target: WeightFormat, arena: Arena) -> PackedMatrix:
+def _pack_dense(weight: Matrix, target: WeightFormat, data: U8Array) -> PackedMatrix:
     from hasten.kernels.cpu import _native
 
     rows, width = weight.shape
-    padded = -(-width // GROUP) * GROUP
-    data = arena.take(_native.packed_bytes(target, 1, rows, padded))
     values = np.ascontiguousarray(weight.dequantize(), dtype=np.float32)
     _native.pack_dense(target, values, data)
-    return PackedMatrix(target, 1, rows, padded, data)
+    return PackedMatrix(target, 1, rows, _padded(width), data)
+
+
+def _padded(width: int) -> int:
+    return -(-width // GROUP) * GROUP

@@ -342,9 +342,8 @@ class BoundProgram {
               "KV heads come in multiples of 16");
       require(kv.block_size == 8 || kv.block_size % kKVTile == 0,
               "KV blocks have 8 tokens or a multiple of 16");
-      const size_t bytes = kv.block_bytes() * static_cast<size_t>(kv.num_blocks) *
-                           static_cast<size_t>(kv.num_layers);
-      require(data[i].size() >= bytes, "the KV cache is too small");
+      kv.run_bits = KVGroup::run_bits_of(kv.block_size);
+      require(data[i].size() >= kv.num_bytes(), "the KV cache is too small");
       kv.data = data[i].data();
       groups.push_back(kv);
     }

@@ -16,6 +16,7 @@
 
 #include "arrays.h"
 #include "bound_program.h"
+#include "machine_limits.h"
 #include "packing.h"
 
 using namespace nanobind::literals;
@@ -102,26 +103,10 @@ Bytes allocate(size_t num_bytes) {
   return owned_bytes(memory->data(), num_bytes, memory);
 }
 
-// Arrays side by side in huge pages. A matrix of a small model is smaller than such a page, and
-// reading it through 4 KiB pages costs a third of the bandwidth.
-class Arena {
- public:
-  Bytes take(size_t num_bytes) {
-    const size_t padded = (num_bytes + 63) / 64 * 64;
-    if (!chunk_ || used_ + padded > chunk_->size()) {
-      chunk_ = std::make_shared<Memory>(std::max(padded, kChunkBytes));
-      used_ = 0;
-    }
-    uint8_t* data = chunk_->data() + used_;
-    used_ += padded;
-    return owned_bytes(data, num_bytes, chunk_);
-  }
-
- private:
-  static constexpr size_t kChunkBytes = size_t{32} << 20;
-  std::shared_ptr<Memory> chunk_;
-  size_t used_ = 0;
-};
+Bytes take(Arena& arena, size_t num_bytes) {
+  const Arena::Place place = arena.take(num_bytes);
+  return owned_bytes(place.data, num_bytes, place.memory);
+}
 
 }  // namespace
 }  // namespace hasten
@@ -130,7 +115,11 @@ NB_MODULE(_native, m) {
   namespace nb = nanobind;
   using namespace hasten;
   m.def("allocate", &allocate, "num_bytes"_a);
-  nb::class_<Arena>(m, "Arena").def(nb::init<>()).def("take", &Arena::take, "num_bytes"_a);
+  nb::class_<Arena>(m, "Arena").def(nb::init<>()).def("take", &take, "num_bytes"_a);
+  m.def("bytes_per_second", &bytes_per_second, "isa"_a, "num_threads"_a, "num_bytes"_a,
+        nb::call_guard<nb::gil_scoped_release>());
+  m.def("multiply_adds_per_second", &multiply_adds_per_second, "isa"_a, "num_threads"_a,
+        nb::call_guard<nb::gil_scoped_release>());
   m.def("best_isa", [](const std::string& limit) { return kernel_table(limit).name; }, "limit"_a);
   m.def("packed_bytes", &packed_bytes, "weight_format"_a, "scales"_a, "rows"_a, "width"_a,
         "scale_groups"_a = 1);

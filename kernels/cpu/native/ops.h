@@ -262,6 +262,12 @@ enum class KVType : int { kBf16, kF32, kFp8 };
 // The KV cache of one group: blocks of `block_size` tokens, per layer and KV head K then V, in tiles
 // of n = 16 tokens (8 in blocks of 8). K of a tile: [head_size / p][n][p]; V: [n / p][head_size][p];
 // p = 1 for f32, else 2. After an fp8 tile come the scales of its tokens, n bfloat16 numbers.
+//
+// Blocks lie in runs of kRunTokens tokens, in each one layer's blocks after the other's. Blocks are
+// first used in order, so the cache takes memory as it fills; with all blocks of a layer side by side
+// it would take a huge page more for every layer.
+constexpr int kRunTokens = 256;
+
 struct KVGroup {
   uint8_t* data = nullptr;
   int num_layers = 0;
@@ -270,7 +276,13 @@ struct KVGroup {
   int num_blocks = 0;
   int block_size = 0;
   KVType type = KVType::kBf16;
+  int run_bits = 0;  // a run has 2^run_bits blocks
 
+  static int run_bits_of(int block_size) {
+    int bits = 0;
+    while (block_size << (bits + 1) <= kRunTokens) ++bits;
+    return bits;
+  }
   int tile_len() const { return block_size < kKVTile ? block_size : kKVTile; }
   // Whether attention can multiply tiles where they lie.
   bool is_direct() const { return type != KVType::kFp8 && tile_len() == kKVTile; }
@@ -282,7 +294,13 @@ struct KVGroup {
   size_t head_bytes() const { return static_cast<size_t>(block_size / tile_len()) * tile_bytes(); }
   size_t block_bytes() const { return 2 * head_bytes() * num_kv_heads; }
   uint8_t* block(int layer, int block_id) const {
-    return data + (static_cast<size_t>(layer) * num_blocks + block_id) * block_bytes();
+    const size_t run = static_cast<size_t>(block_id >> run_bits);
+    const size_t place = static_cast<size_t>(block_id & ((1 << run_bits) - 1));
+    return data + (((run * num_layers + layer) << run_bits) + place) * block_bytes();
+  }
+  size_t num_bytes() const {
+    const int num_runs = (num_blocks + (1 << run_bits) - 1) >> run_bits;
+    return (static_cast<size_t>(num_runs) * num_layers << run_bits) * block_bytes();
   }
   uint8_t* k_tile(int layer, int head, int block_id, int tile) const {
     return block(layer, block_id) + 2 * head * head_bytes() + tile * tile_bytes();
@@ -440,6 +458,12 @@ struct VocabKernels {
   void (*forbid)(float* logits, int count, const uint32_t* allowed);
 };
 
+// What machine_limits.cpp times: as many products as a core can do, and as many bytes as it can read.
+struct LimitKernels {
+  double (*multiply_bytes)(int rounds);
+  void (*read_bytes)(const uint8_t* data, size_t num_bytes);
+};
+
 // What a row's Gumbel noise depends on, beside the token.
 struct NoiseKey {
   uint64_t seed;
@@ -468,6 +492,7 @@ struct KernelTable {
   Kernel<GroupedLinearOp> grouped_linear;
   Kernel<CombineExpertsOp> combine_experts;
   VocabKernels vocab;
+  LimitKernels limits;
 };
 
 void sample(const SampleOp& op, const Step& step, const Share& share);

@@ -139,24 +139,28 @@ const Buffer* Program::add_rows(int width, int capacity, unsigned forms) {
   Buffer buffer;
   buffer.width = width;
   buffer.capacity = capacity;
-  const auto claim = [&](unsigned form, size_t row_bytes) -> uint8_t* {
-    if (!(forms & form)) return nullptr;
-    memory_.push_back(std::make_unique<Memory>(row_bytes * static_cast<size_t>(buffer.capacity)));
-    return memory_.back()->data();
+  const auto rows = [&](unsigned form, size_t row_bytes) {
+    return forms & form ? claim(row_bytes * static_cast<size_t>(capacity)) : nullptr;
   };
-  buffer.plain = reinterpret_cast<float*>(claim(kPlain, sizeof(float) * static_cast<size_t>(width)));
-  buffer.int8 = claim(kInt8, buffer.int8_row_bytes());
-  buffer.bf16 = claim(kBf16, buffer.bf16_row_bytes());
-  buffer.f32 = claim(kF32, buffer.f32_row_bytes());
+  buffer.plain = reinterpret_cast<float*>(rows(kPlain, sizeof(float) * static_cast<size_t>(width)));
+  buffer.int8 = rows(kInt8, buffer.int8_row_bytes());
+  buffer.bf16 = rows(kBf16, buffer.bf16_row_bytes());
+  buffer.f32 = rows(kF32, buffer.f32_row_bytes());
   buffers_.push_back(buffer);
   return &buffers_.back();
+}
+
+uint8_t* Program::claim(size_t num_bytes) {
+  const Arena::Place place = arena_.take(num_bytes);
+  memory_.push_back(place.memory);
+  claimed_bytes_ += num_bytes;
+  return place.data;
 }
 
 const ExpertOrder* Program::add_expert_order(int num_experts, int num_active) {
   const size_t starts = static_cast<size_t>(num_experts) + 2;
   const size_t entries = static_cast<size_t>(capacity_.max_tokens) * static_cast<size_t>(num_active);
-  memory_.push_back(std::make_unique<Memory>(sizeof(int32_t) * (starts + entries)));
-  auto* memory = reinterpret_cast<int32_t*>(memory_.back()->data());
+  auto* memory = reinterpret_cast<int32_t*>(claim(sizeof(int32_t) * (starts + entries)));
   expert_orders_.push_back({num_experts, num_active, memory, memory + starts});
   return &expert_orders_.back();
 }
@@ -173,8 +177,7 @@ void Program::add(GroupedLinearOp op, std::vector<ExpertMatrix> matrices) {
 }
 
 size_t Program::num_bytes() const {
-  size_t total = partials_ ? partials_->size() : 0;
-  for (const auto& memory : memory_) total += memory->size();
+  size_t total = claimed_bytes_ + (partials_ ? partials_->size() : 0);
   for (const auto& memory : scratch_) total += memory->size();
   return total;
 }

@@ -1,6 +1,7 @@
 // A step program bound to memory: ops in order, replayed by a team of threads.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <deque>
 #include <functional>
@@ -31,6 +32,31 @@ class Memory {
  private:
   uint8_t* data_;
   size_t size_;
+};
+
+// Places side by side in huge pages. What is smaller than such a page would lie in pages of 4 KiB by
+// itself, through which a third of the bandwidth is lost, or fill a huge one by a part.
+class Arena {
+ public:
+  struct Place {
+    std::shared_ptr<Memory> memory;  // lives as long as the place is used
+    uint8_t* data;                   // aligned to 64
+  };
+
+  Place take(size_t num_bytes) {
+    const size_t padded = (num_bytes + 63) / 64 * 64;
+    if (!chunk_ || used_ + padded > chunk_->size()) {
+      chunk_ = std::make_shared<Memory>(std::max(padded, kChunkBytes));
+      used_ = 0;
+    }
+    used_ += padded;
+    return {chunk_, chunk_->data() + used_ - padded};
+  }
+
+ private:
+  static constexpr size_t kChunkBytes = size_t{32} << 20;
+  std::shared_ptr<Memory> chunk_;
+  size_t used_ = 0;
 };
 
 struct Capacity {
@@ -108,6 +134,7 @@ class Program {
   }
 
   const Buffer* add_rows(int width, int capacity, unsigned forms);
+  uint8_t* claim(size_t num_bytes);
   void claim_scratch(size_t num_bytes);
   void check(const Step& step) const;
   void check_requests(const Step& step) const;
@@ -128,7 +155,9 @@ class Program {
   std::deque<Buffer> buffers_;
   std::deque<ExpertOrder> expert_orders_;
   std::deque<std::vector<ExpertMatrix>> expert_matrices_;
-  std::vector<std::unique_ptr<Memory>> memory_;
+  Arena arena_;
+  std::vector<std::shared_ptr<Memory>> memory_;  // of buffers and orders
+  size_t claimed_bytes_ = 0;
   std::vector<Node> body_;
   std::vector<Node> head_;
   bool has_head_ = false;

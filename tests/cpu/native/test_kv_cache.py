@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -16,6 +18,7 @@ from tests.helpers.random_models import random_model, tiny_config
 
 F32 = npt.NDArray[np.float32]
 VOCAB = 96
+HUGE_PAGE = 2 << 20
 PROMPT = np.random.default_rng(10).integers(0, VOCAB, 283).astype(np.int32)
 """Longer than an attention split, and no multiple of anything."""
 
@@ -76,6 +79,43 @@ def test_a_token_takes_little_more_than_half_of_bf16() -> None:
         ]
         assert sizes[0] == 16 * 30 * 3 * 2 * (head_size + 2)
         assert sizes[0] / sizes[1] <= 0.52
+
+
+def test_a_cache_takes_memory_as_it_is_filled(isa: str) -> None:
+    """Not a huge page for each layer: their blocks lie side by side, in runs of 256 tokens."""
+    model = random_model(tiny_config(VOCAB, windows=(None,) * 24))
+    program = model.build_program(DType.BF16, DType.BF16)
+    backend = CpuBackend(1, isa=isa)
+    cache = backend.allocate_kv(KVPlan(program.kv_groups, (4096,), 16))
+    before = resident_bytes(cache.data[0])
+    if before is None:
+        pytest.skip("no /proc/self/smaps")
+    capacity = Capacity(len(PROMPT), 1, 1, len(PROMPT))
+    executable = backend.compile(program, model.weights, cache, capacity)
+    layout = PromptLayout(program.kv_groups, 1, len(PROMPT), 16)
+    executable.run(layout.batch([PromptChunk(PROMPT, 0)]))
+    after = resident_bytes(cache.data[0])
+    run_bytes = backend.kv_block_bytes(program.kv_groups[0], 16) * 16
+    num_runs = len(PROMPT) // 256 + 1
+    assert after is not None
+    assert 0 < after - before <= num_runs * run_bytes + HUGE_PAGE
+
+
+def resident_bytes(array: npt.NDArray[np.uint8]) -> int | None:
+    """Of the mapping that an array begins in (proc(5)); None where the system does not tell."""
+    try:
+        lines = Path("/proc/self/smaps").read_text().splitlines()
+    except OSError:
+        return None
+    is_here = False
+    for line in lines:
+        head, _, rest = line.partition(" ")
+        first, is_range, last = head.partition("-")
+        if is_range:
+            is_here = int(first, 16) <= array.ctypes.data < int(last, 16)
+        elif is_here and head == "Rss:":
+            return int(rest.split()[0]) << 10
+    return None
 
 
 @pytest.mark.parametrize("block_size", [4, 12, 24])
