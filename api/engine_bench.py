@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 import numpy as np
 from hasten.api.engine_process import DEFAULT_FACTORY, load_factory
+from hasten.api.step_limits import LimitShares
 from hasten.core.latency import Chunk
 from hasten.core.messages import AddRequest, OutputBatch
 from hasten.core.options import ConfigurationError, option
@@ -21,13 +22,15 @@ from hasten.core.params import GenerationParams
 from hasten.core.runner import dummy_batch
 from hasten.kernels import ops
 from hasten.kernels.backend import KVPlan
+from hasten.kernels.cpu.limits import MachineLimits
 from hasten.kernels.dtypes import DType
 from hasten.kernels.program import Capacity, Program, Rows, WeightName
 from hasten.kernels.weights import DenseWeight
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
+    from hasten.api.step_limits import StepLimits
     from hasten.core.engine import Engine
     from hasten.core.messages import TokenOutput
     from hasten.core.options import EngineOptions
@@ -54,10 +57,11 @@ class LatencyOptions:
     batch_sizes: str = option("1,4,16", "how many requests decode together, with commas")
     input_len: int = option(128, "tokens of each prompt")
     num_steps: int = option(64, "decoding steps to measure at each size")
+    num_prompts: int = option(5, "prompts to read one by one, for the time to a first token")
     temperature: float = option(1.0, "sampling temperature")
 
     def __post_init__(self) -> None:
-        _check_at_least_one(self, "input_len", "num_steps")
+        _check_at_least_one(self, "input_len", "num_steps", "num_prompts")
         if any(size < 1 for size in self.sizes):
             raise ConfigurationError("--batch-sizes must be at least 1")
 
@@ -94,11 +98,30 @@ class LatencyRow(msgspec.Struct, frozen=True):
     step_us: float
     parts_us: dict[str, float]
     tokens_per_s: float
+    limits: LimitShares | None
 
     @property
     def outside_model(self) -> float:
         """The share of a step that is neither the model's nor sampling's."""
         return 1.0 - (self.parts_us[MODEL] + self.parts_us[SAMPLE]) / self.step_us
+
+
+class PromptFigures(msgspec.Struct, frozen=True):
+    """A prompt that is read while nothing else runs, from its arrival to its first token."""
+
+    input_len: int
+    first_token_ms: float
+    tokens_per_s: float
+    limits: LimitShares | None
+
+
+class Latency(msgspec.Struct, frozen=True):
+    """What `hasten bench latency` measures. Without `machine`, no limits are known."""
+
+    machine: MachineLimits | None
+    prompt: PromptFigures
+    rows: list[LatencyRow]
+    schema: str = "hasten.bench.latency/1"
 
 
 class Throughput(msgspec.Struct, frozen=True):
@@ -157,17 +180,47 @@ class BenchEngine:
 
 
 def measure_latency(
-    bench: BenchEngine, options: LatencyOptions, backend: Backend
-) -> Iterator[LatencyRow]:
-    """One row for each batch size, as they come. Raises ConfigurationError."""
+    bench: BenchEngine, options: LatencyOptions, backend: Backend, limits: StepLimits | None
+) -> Latency:
+    """Prompts alone, then one row for each batch size. Raises ConfigurationError."""
+    prompt = _prompt_figures(bench, options, limits)
+    rows = []
     for batch_size in options.sizes:
         sample_us = sampling_us(backend, bench.info.vocab_size, batch_size, options.temperature)
-        yield _latency_row(bench, options, batch_size, sample_us)
+        rows.append(_latency_row(bench, options, batch_size, sample_us, limits))
         bench.engine.abort_all()
+    return Latency(None if limits is None else limits.machine, prompt, rows)
+
+
+def _prompt_figures(
+    bench: BenchEngine, options: LatencyOptions, limits: StepLimits | None
+) -> PromptFigures:
+    # The first one meets memory that was never touched.
+    times_s = [_first_token_s(bench, options) for _ in range(options.num_prompts + 1)][1:]
+    seconds = median(times_s)
+    chunk = Chunk(0, options.input_len, 1)
+    return PromptFigures(
+        input_len=options.input_len,
+        first_token_ms=seconds * 1000,
+        tokens_per_s=options.input_len / seconds,
+        limits=None if limits is None else limits.shares([chunk], seconds),
+    )
+
+
+def _first_token_s(bench: BenchEngine, options: LatencyOptions) -> float:
+    begin_s = perf_counter()
+    bench.add(options.input_len, 1, options.temperature)
+    while bench.engine.has_work:
+        bench.step()
+    return perf_counter() - begin_s
 
 
 def _latency_row(
-    bench: BenchEngine, options: LatencyOptions, batch_size: int, sample_us: float
+    bench: BenchEngine,
+    options: LatencyOptions,
+    batch_size: int,
+    sample_us: float,
+    limits: StepLimits | None,
 ) -> LatencyRow:
     begin_s = perf_counter()
     for _ in range(batch_size):
@@ -182,12 +235,16 @@ def _latency_row(
     step_us = median(sum(spent.values()) for _, spent in steps) / 1000
     num_tokens = sum(count for count, _ in steps)
     model_us = max(parts[MODEL] - sample_us, 0.0)
+    # Halfway, each request holds its prompt and what came until then.
+    chunk = Chunk(options.input_len + NUM_WARMUP_STEPS + options.num_steps // 2, 1, 1)
+    chunks = [chunk] * batch_size
     return LatencyRow(
         batch_size=batch_size,
         prefill_ms=prefill_s * 1000,
         step_us=step_us,
         parts_us=parts | {MODEL: model_us, SAMPLE: parts[MODEL] - model_us},
         tokens_per_s=num_tokens / len(steps) / step_us * 1e6,
+        limits=None if limits is None else limits.shares(chunks, step_us / 1e6),
     )
 
 

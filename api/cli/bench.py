@@ -59,25 +59,28 @@ def serve(url: str, api_key: str | None, json_path: Path | None, **values: Any) 
 @bench.command(cls=FlagCommand, option_classes=(EngineOptions, LatencyOptions))
 @json_option
 def latency(json_path: Path | None, **values: Any) -> None:
-    """Time the parts of a step while 1, 4, 16 ... requests decode.
+    """Time prompts alone, and the parts of a step while 1, 4, 16 ... requests decode.
 
-    Without a server: the engine runs in this process, as `hasten serve` would start it.
+    Without a server: the engine runs in this process, as `hasten serve` would start it. On the
+    native CPU kernels, times are held against the limits of this machine (docs/bench.md).
     """
     engine = build_options(EngineOptions, values)
     options = build_options(LatencyOptions, values)
     from hasten.api.engine_bench import BenchEngine, measure_latency
-    from hasten.api.engine_bench_report import latency_table
+    from hasten.api.engine_bench_report import latency_table, prompt_table
+    from hasten.api.step_limits import StepLimits
     from hasten.kernels.backend import get_backend
     from rich.console import Console
 
     try:
         execution = engine.execution
         backend = get_backend(execution.kernels, execution.num_threads, execution.cpu_activations)
-        rows = list(measure_latency(BenchEngine(engine), options, backend))
-        write_json(json_path, rows)
+        limits = StepLimits.measure(engine)
+        measured = measure_latency(BenchEngine(engine), options, backend, limits)
+        write_json(json_path, measured)
     except (ValueError, OSError) as error:
         raise click.ClickException(str(error)) from error
-    Console().print(latency_table(rows))
+    Console().print(prompt_table(measured), latency_table(measured))
 
 
 @bench.command(cls=FlagCommand, option_classes=(EngineOptions, ThroughputOptions))

