@@ -104,10 +104,9 @@ def packed_bytes(weight: Matrix, target: WeightFormat) -> int:
     rows, width = weight.shape
     if isinstance(weight, GroupedIntWeight) and target == integer_format(weight):
         return _native.packed_bytes(target, _scale_type(weight), rows, width)
-    is_fp8 = isinstance(weight, Fp8Weight) and target is WeightFormat.FP8
-    return _native.packed_bytes(
-        target, 1, rows, _padded(width), scale_groups(weight) if is_fp8 else 1
-    )
+    if isinstance(weight, Fp8Weight) and target is WeightFormat.FP8:
+        return _native.packed_bytes(target, 1, rows, _padded(width), scale_groups(weight))
+    return _native.packed_bytes(target, 1, rows, _padded(width))
 
 
 def pack(weight: Matrix, target: WeightFormat, arena: Arena) -> PackedMatrix:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,8 @@ def test_a_lone_matrix_stays_mapped(tmp_path: Path) -> None:
     base = base.data
     while getattr(base, "base", None) is not None:
         base = base.base
-    assert type(base).__name__ == "mmap"
+    assert isinstance(base, memoryview)
+    assert isinstance(base.obj, mmap.mmap)
 
 
 @pytest.mark.parametrize("eos", [5, [5, 7]])
