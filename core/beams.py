@@ -21,6 +21,7 @@ Pure bookkeeping. Exercised by `pytest tests/unit/core/test_beams.py`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -178,7 +179,8 @@ class _Search:
 
     def _sort_out(self, length: int) -> list[_Continuation]:
         """Keep what has finished; returns the most likely of those that have not."""
-        open_ended, ended = [], []
+        open_ended: list[_Continuation] = []
+        ended: list[_Continuation] = []
         for parent in self._hypotheses:
             for rank in range(2 * self._beam.width):
                 cum_logprob = parent.cum_logprob + parent.top_logprobs[rank]
@@ -194,8 +196,8 @@ class _Search:
     ) -> None:
         """Count these among the finished, of which the best are kept."""
         for each in continuations:
-            score = each.cum_logprob / length**self._beam.length_penalty
             logprobs = each.logprobs(self._params.logprobs)
+            score = self._score(each.cum_logprob, length)
             self._finished.append(_Finished(score, each.token_ids, logprobs, reason))
         self._finished.sort(key=attrgetter("score"), reverse=True)
         del self._finished[self._beam.width :]
@@ -209,7 +211,10 @@ class _Search:
             return True
         if beam.early_stopping == "never" and beam.length_penalty > 0:
             length = self._params.max_tokens
-        return self._finished[-1].score >= cum_logprob / length**beam.length_penalty
+        return self._finished[-1].score >= self._score(cum_logprob, length)
+
+    def _score(self, cum_logprob: float, length: int) -> float:
+        return cum_logprob / math.pow(length, self._beam.length_penalty)
 
     def _go_on(self, best: Sequence[_Continuation]) -> Moves:
         moves, hypotheses = Moves(), []

@@ -6,6 +6,7 @@ are no requests, blocks or forks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -26,7 +27,7 @@ class Found:
     finish_reason: str
 
     def score(self, length_penalty: float) -> float:
-        return self.cum_logprob / float(len(self.token_ids)) ** length_penalty
+        return self.cum_logprob / math.pow(len(self.token_ids), length_penalty)
 
 
 def search(
@@ -69,4 +70,4 @@ def _may_stop(
     if beam.early_stopping is False:
         return worst >= Found(*best, "").score(beam.length_penalty)
     lengths = range(len(best[0]), params.max_tokens + 1)
-    return worst >= max(best[1] / float(length) ** beam.length_penalty for length in lengths)
+    return worst >= max(best[1] / math.pow(length, beam.length_penalty) for length in lengths)

@@ -45,7 +45,8 @@ MODEL = MockExecutor(EngineSize().kv_plan, VOCAB_SIZE)
 
 def logprobs_after(tokens: tuple[int, ...]) -> npt.NDArray[np.float64]:
     logits = logits_after(tokens, MODEL)
-    return logits - np.logaddexp.reduce(logits)
+    logprobs: npt.NDArray[np.float64] = logits - np.logaddexp.reduce(logits)
+    return logprobs
 
 
 def beams(width: int, n: int = 1, max_tokens: int = 8, **fields: Any) -> GenerationParams:
