@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hasten.api.llm import LLM, AsyncLLM
     from hasten.api.params import SamplingParams
+    from hasten.core.params import Beam
 
-__all__ = ["LLM", "AsyncLLM", "SamplingParams"]
+__all__ = ["LLM", "AsyncLLM", "Beam", "SamplingParams"]
 
 
 def __getattr__(name: str) -> Any:
@@ -19,6 +20,10 @@ def __getattr__(name: str) -> Any:
         from hasten.api.params import SamplingParams
 
         return SamplingParams
+    if name == "Beam":
+        from hasten.core.params import Beam
+
+        return Beam
     from hasten.api import llm
 
     return getattr(llm, name)

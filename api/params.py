@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from hasten.api.text.sample_text import StopRules
-from hasten.core.params import GenerationParams, InvalidParameterError, Speculative
+from hasten.core.params import Beam, GenerationParams, InvalidParameterError, Speculative
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +43,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `max_tokens` None lets the output fill what the context holds. `logprobs` and
     `prompt_logprobs` are how many alternatives to report beside each token's own (0..20), None
     for none. `skip_special_tokens` False shows special tokens as text. `grammar` is what the output
-    has to follow, as `api.structured` makes it. Ranges are checked by `resolve`.
+    has to follow, as `api.structured` makes it. With `beam` the n samples are the best hypotheses
+    of a beam search instead. Ranges are checked by `resolve`.
     """
 
     max_tokens: int | None = None
@@ -69,10 +70,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     prompt_logprobs: int | None = None
     speculative: Speculative = Speculative()
     grammar: str = ""
+    beam: Beam | None = None
 
     def resolve(self, context: RequestContext) -> GenerationParams:
         """The form that reaches the engine. Raises InvalidParameterError naming the field."""
         _check_stop_strings(self.stop)
+        if self.beam is not None and self.stop:
+            reason = "cannot be combined with beam search; stop_token_ids can"
+            raise InvalidParameterError("stop", reason)
         max_tokens = context.default_max_tokens if self.max_tokens is None else self.max_tokens
         return GenerationParams(
             max_tokens=max_tokens,
@@ -97,6 +102,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             prompt_logprobs=self.prompt_logprobs,
             speculative=self.speculative,
             grammar=self.grammar,
+            beam=self.beam,
         )
 
     def stop_rules(self, eos_token_ids: tuple[int, ...]) -> StopRules:

@@ -54,7 +54,8 @@ class GrpcGeneration(GenerationRequest, frozen=True, kw_only=True, forbid_unknow
                 return self.prompt
 
     def param_name(self, field: str) -> str:
-        return field if field in _OWN_FIELDS else f"sampling.{field}"
+        own = GenerationRequest.param_name(self, field)
+        return own if own in _OWN_FIELDS else f"sampling.{own}"
 
     def _own_params(self) -> dict[str, Any]:
         return {}
@@ -165,6 +166,8 @@ def _sampling(sampling: pb.Sampling) -> dict[str, Any]:
         elif field.name == "speculative":
             given = {inner.name: inner_value for inner, inner_value in value.ListFields()}
             values[field.name] = Speculative(**given)
+        elif field.name == "early_stopping":
+            values[field.name] = {"true": True, "false": False}.get(value, value)
         else:
             values[field.name] = list(value) if field.is_repeated else value
     return values

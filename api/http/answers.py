@@ -264,23 +264,32 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     seed: int
 
-    def answer(
-        self, choices: Sequence[Choice], usage: Usage, scores: PromptLogprobs | None = None
-    ) -> bytes:
-        """The whole answer; `scores` are the `prompt_logprobs` of a chat that asked for them."""
-        extra = {} if scores is None else {"prompt_logprobs": scores}
-        return self._encode({"choices": choices, "usage": usage} | extra)
+    def answer(self, kind: type[ChatCompletion | TextCompletion], **rest: Any) -> bytes:
+        """The whole answer, of this `kind`."""
+        return msgspec.json.encode(kind(**msgspec.structs.asdict(self), **rest))
 
     def usage_chunk(self, usage: Usage) -> bytes:
         """The last chunk of a stream whose client asked for usage."""
-        return b"data: " + self._encode({"choices": [], "usage": usage}) + b"\n\n"
+        return b"data: " + self.answer(TextCompletion, choices=[], usage=usage) + b"\n\n"
 
     def chunk_encoder(self, *, include_usage: bool) -> ChunkEncoder:
         tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
         return ChunkEncoder(b"data: " + msgspec.json.encode(self)[:-1] + b',"choices":[', tail)
 
-    def _encode(self, rest: dict[str, Any]) -> bytes:
-        return msgspec.json.encode(msgspec.structs.asdict(self) | rest)
+
+class ChatCompletion(Envelope, frozen=True, kw_only=True):
+    """The whole answer of `/v1/chat/completions`."""
+
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
+
+
+class TextCompletion(Envelope, frozen=True, kw_only=True):
+    """The whole answer of `/v1/completions`."""
+
+    choices: list[CompletionChoice]
+    usage: Usage
 
 
 class ChunkEncoder:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from hasten.api.http.answers import UsageCounter
 from hasten.api.http.anthropic_answer import Ending, MessageWriter, error_event, error_response
-from hasten.api.http.anthropic_request import CountTokensRequest, MessagesRequest
+from hasten.api.http.anthropic_request import CountTokensRequest, MessagesRequest, TokenCount
 from hasten.api.http.body import decode_body, read_body, renaming
 from hasten.api.http.chat_answer import AnswerReader
 from hasten.api.http.errors import naming_parameters, to_api_error
@@ -90,7 +90,7 @@ async def count_tokens(request: Request) -> Response:
     body = await read_body(request)
     chat = decode_body(body, CountTokensRequest).chat()
     work = await while_connected(request.receive, model.prepare(chat, len(body)))
-    answer = {"input_tokens": work.num_prompt_tokens}
+    answer = TokenCount(work.num_prompt_tokens)
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
 

@@ -14,7 +14,7 @@ Exercised by `pytest tests/unit/api/test_anthropic.py`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from hasten.api.http.answer_blocks import Action, Blocks, Kind
@@ -44,6 +44,45 @@ _ERROR_TYPES = {
 }
 
 
+class TextContent(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
+    text: str
+
+
+class ThinkingContent(msgspec.Struct, frozen=True, tag_field="type", tag="thinking"):
+    """Signatures prove to a provider that a thought is its own; there is nothing to prove here."""
+
+    thinking: str
+    signature: Literal[""] = ""
+
+
+class CallContent(msgspec.Struct, frozen=True, tag_field="type", tag="tool_use"):
+    id: str
+    name: str
+    input: Any
+
+
+class MessageUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """Input found in the cache is counted apart from the other input."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """A message, whole or still empty."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[TextContent | ThinkingContent | CallContent]
+    stop_reason: str | None
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
 @dataclass(frozen=True, slots=True)
 class Ending:
     """Why a message ended."""
@@ -68,14 +107,20 @@ class MessageWriter:
     model: str
     blocks: Blocks = field(default_factory=Blocks)
 
-    def body(self, ending: Ending, usage: Usage) -> dict[str, Any]:
-        """The message as a whole."""
-        content = [_content(block) for block in self.blocks.blocks]
-        return self._message(content, ending.stop_reason, ending.stop_sequence, usage)
+    def body(self, ending: Ending | None, usage: Usage) -> Message:
+        """The message as a whole; without an `ending`, so far."""
+        return Message(
+            id=self.message_id,
+            model=self.model,
+            content=[_content(block) for block in self.blocks.blocks],
+            stop_reason=None if ending is None else ending.stop_reason,
+            stop_sequence=None if ending is None else ending.stop_sequence,
+            usage=usage_of(usage),
+        )
 
     def begin(self, usage: Usage) -> Iterator[bytes]:
         """The events before the first block; `usage` knows the input."""
-        yield named_event("message_start", {"message": self._message([], None, None, usage)})
+        yield named_event("message_start", {"message": self.body(None, usage)})
         yield named_event("ping", {})
 
     def take(self, events: Sequence[Event]) -> Iterator[bytes]:
@@ -89,24 +134,6 @@ class MessageWriter:
         yield named_event("message_delta", {"delta": delta, "usage": usage_of(usage)})
         yield named_event("message_stop", {})
 
-    def _message(
-        self,
-        content: list[dict[str, Any]],
-        stop_reason: str | None,
-        stop_sequence: str | None,
-        usage: Usage,
-    ) -> dict[str, Any]:
-        return {
-            "id": self.message_id,
-            "type": "message",
-            "role": "assistant",
-            "model": self.model,
-            "content": content,
-            "stop_reason": stop_reason,
-            "stop_sequence": stop_sequence,
-            "usage": usage_of(usage),
-        }
-
 
 def _event(change: Change) -> bytes:
     block, place = change.block, {"index": change.block.idx}
@@ -119,18 +146,12 @@ def _event(change: Change) -> bytes:
     return named_event("content_block_delta", place | {"delta": delta})
 
 
-def _content(block: Block) -> dict[str, Any]:
+def _content(block: Block) -> TextContent | ThinkingContent | CallContent:
     if block.kind is Kind.TEXT:
-        return {"type": "text", "text": block.text}
+        return TextContent(block.text)
     if block.kind is Kind.THOUGHT:
-        # Signatures prove to a provider that a thought is its own; there is nothing to prove here.
-        return {"type": "thinking", "thinking": block.text, "signature": ""}
-    return {
-        "type": "tool_use",
-        "id": block.call_id,
-        "name": block.name,
-        "input": _arguments(block.text),
-    }
+        return ThinkingContent(block.text)
+    return CallContent(block.call_id, block.name, _arguments(block.text))
 
 
 def _arguments(text: str) -> Any:
@@ -141,15 +162,13 @@ def _arguments(text: str) -> Any:
         return {}
 
 
-def usage_of(usage: Usage) -> dict[str, int]:
-    """Input found in the cache is counted apart from the other input."""
+def usage_of(usage: Usage) -> MessageUsage:
     num_cached = usage.prompt_tokens_details.cached_tokens
-    return {
-        "input_tokens": usage.prompt_tokens - num_cached,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": num_cached,
-        "output_tokens": usage.completion_tokens,
-    }
+    return MessageUsage(
+        input_tokens=usage.prompt_tokens - num_cached,
+        cache_read_input_tokens=num_cached,
+        output_tokens=usage.completion_tokens,
+    )
 
 
 def error_body(error: ApiError) -> dict[str, Any]:

@@ -173,6 +173,12 @@ class CountTokensRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         )
 
 
+class TokenCount(msgspec.Struct, frozen=True):
+    """The answer of `/v1/messages/count_tokens`."""
+
+    input_tokens: int
+
+
 def chat_messages(
     system: str | list[dict[str, Any]] | None, messages: list[AnthropicMessage]
 ) -> list[ChatMessage]:

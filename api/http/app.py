@@ -6,15 +6,22 @@ Exercised by `pytest tests/unit/api/test_app.py tests/server`.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from functools import partial
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-import msgspec
 from fastapi import FastAPI
+from hasten.api.http.about import (
+    detokenize,
+    health,
+    list_models,
+    metrics,
+    ready,
+    show_model,
+    show_version,
+    tokenize,
+    tokenizer_info,
+)
 from hasten.api.http.anthropic import count_tokens, create_message
 from hasten.api.http.anthropic_answer import error_response
-from hasten.api.http.body import decode_body, read_body
 from hasten.api.http.chat import create_chat_completion
 from hasten.api.http.completions import create_completion
 from hasten.api.http.embeddings import create_embeddings
@@ -22,21 +29,18 @@ from hasten.api.http.errors import EXPECTED_ERRORS, ApiError, answer_error
 from hasten.api.http.live import debug_requests, live
 from hasten.api.http.openapi import show_openapi
 from hasten.api.http.pages import PREFIX, show_page
-from hasten.api.http.requests import DetokenizeRequest, TokenizeRequest
 from hasten.api.http.responses import create_response, delete_response, show_response
 from hasten.api.http.responses_store import ResponseStore
-from hasten.api.http.service import Service, service_of
 from hasten.api.http.streaming import ClientGoneError
 from hasten.api.security.caller import Caller
 from hasten.api.security.keys import ANYBODY
-from hasten.api.text.detokenizer import text_of
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hasten.api.http.served_model import ServedModel
+    from hasten.api.http.service import Service
     from hasten.api.security.keys import Key
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -138,97 +142,6 @@ def _header(scope: Scope, wanted: bytes) -> bytes:
     return next((value for name, value in scope["headers"] if name == wanted), b"")
 
 
-def _json(body: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(body), status_code=status, media_type="application/json")
-
-
 async def _answer_nobody(_request: Request, _error: Exception) -> Response:
     """The client has gone; the status is for the log (nginx's "client closed request")."""
     return Response(status_code=499)
-
-
-async def health(request: Request) -> Response:
-    """200 while the server and its engine are alive, 503 with the reason otherwise."""
-    failure = service_of(request).failure
-    return _json({"status": failure or "ok"}, 503 if failure else 200)
-
-
-async def ready(request: Request) -> Response:
-    """200 while new requests are taken."""
-    reason = service_of(request).why_not_ready
-    return _json({"status": reason or "ready"}, 503 if reason else 200)
-
-
-async def show_version(_request: Request) -> Response:
-    return _json({"version": version("hasten")})
-
-
-async def metrics(request: Request) -> Response:
-    """Prometheus text; without the engine's figures while there is no engine."""
-    service = service_of(request)
-    alive = service.model is not None and service.failure is None
-    stats = await service.require_model().client.stats() if alive else None
-    return Response(service.metrics.render(stats), media_type="text/plain; version=0.0.4")
-
-
-def _model_entry(model: ServedModel) -> dict[str, object]:
-    return {
-        "id": model.name,
-        "object": "model",
-        "created": model.created,
-        "owned_by": "hasten",
-        "max_model_len": model.info.max_model_len,
-    }
-
-
-async def list_models(request: Request) -> Response:
-    model = service_of(request).require_model()
-    return _json({"object": "list", "data": [_model_entry(model)]})
-
-
-async def show_model(request: Request) -> Response:
-    model = service_of(request).require_model()
-    model.check_name(request.path_params["model"])
-    return _json(_model_entry(model))
-
-
-async def tokenize(request: Request) -> Response:
-    """The token ids of a text."""
-    model = service_of(request).require_model()
-    content = await read_body(request)
-    body = decode_body(content, TokenizeRequest)
-    model.check_name(body.model)
-    encode = partial(
-        model.tokenizer.encode, body.prompt, add_special_tokens=body.add_special_tokens
-    )
-    token_ids = await model.in_thread(encode, len(content))
-    return _json(
-        {
-            "tokens": token_ids,
-            "count": len(token_ids),
-            "max_model_len": model.info.max_model_len,
-        }
-    )
-
-
-async def detokenize(request: Request) -> Response:
-    """The text of token ids."""
-    model = service_of(request).require_model()
-    body = decode_body(await read_body(request), DetokenizeRequest)
-    model.check_name(body.model)
-    model.text.check_token_ids(body.tokens, "tokens")
-    return _json({"prompt": text_of(model.tokenizer, body.tokens)})
-
-
-async def tokenizer_info(request: Request) -> Response:
-    """What evaluation tools want to know of the tokeniser."""
-    tokenizer = service_of(request).require_model().tokenizer
-    info = tokenizer.info
-    return _json(
-        {
-            "bos_token": info.bos_token,
-            "eos_token": info.eos_token,
-            "pad_token": info.pad_token,
-            "chat_template": info.chat_template,
-        }
-    )

@@ -10,9 +10,11 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
+import msgspec
 from hasten.api.http.answers import (
     ChatChoice,
     ChatChunkChoice,
+    ChatCompletion,
     Envelope,
     UsageCounter,
     chat_logprobs,
@@ -134,14 +136,17 @@ def _answer(job: _Job, by_sample: Mapping[int, list[SampleDelta]]) -> bytes:
         usage.add(delta)
     choices = [_choice(job, by_sample[i]) for i in sorted(by_sample)]
     return job.envelope("chat.completion").answer(
-        choices, usage.usage(), _prompt_logprobs(job, by_sample[0][0])
+        ChatCompletion,
+        choices=choices,
+        usage=usage.usage(),
+        prompt_logprobs=_prompt_logprobs(job, by_sample[0][0]),
     )
 
 
-def _prompt_logprobs(job: _Job, first: SampleDelta) -> PromptLogprobs | None:
+def _prompt_logprobs(job: _Job, first: SampleDelta) -> PromptLogprobs | msgspec.UnsetType:
     num_top = job.request.prompt_logprobs
     if num_top is None or first.prompt_logprobs is None:
-        return None
+        return msgspec.UNSET
     return prompt_logprobs(job.model.tokenizer, job.work.prompts[0], first.prompt_logprobs, num_top)
 
 

@@ -19,6 +19,7 @@ from hasten.api.http.answers import (
     CompletionChoice,
     CompletionLogprobs,
     Envelope,
+    TextCompletion,
     UsageCounter,
     completion_logprobs,
     prompt_logprobs,
@@ -130,7 +131,7 @@ def _answer(job: _Job, collected: Mapping[tuple[int, int], Sequence[SampleDelta]
         for delta in deltas:
             usage.add(delta, prompt_idx)
         choices.append(_ChoiceWriter(job, prompt_idx).choice(deltas))
-    return job.envelope().answer(choices, usage.usage())
+    return job.envelope().answer(TextCompletion, choices=choices, usage=usage.usage())
 
 
 async def _merged(job: _Job) -> AsyncGenerator[tuple[int, SampleDelta]]:

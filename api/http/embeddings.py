@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import uuid
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
-import numpy as np
 from hasten.api.http.body import decode_body, read_body, renaming
 from hasten.api.http.errors import ApiError, naming_parameters, unsupported
 from hasten.api.http.requests import CompletionRequest, Int32
@@ -20,6 +19,7 @@ from hasten.api.http.streaming import while_connected
 from starlette.responses import Response
 
 if TYPE_CHECKING:
+    import numpy as np
     import numpy.typing as npt
     from hasten.api.http.served_model import ServedModel, Work
     from starlette.requests import Request
@@ -57,6 +57,28 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         )
 
 
+class Embedding(msgspec.Struct, frozen=True, kw_only=True):
+    """Numbers, or their bytes (little-endian float32) in base64."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer."""
+
+    object: Literal["list"] = "list"
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
 def param_name(field: str) -> str:
     """What the client calls what the engine finds fault with."""
     return "input" if field in {"prompt", "max_tokens"} else field
@@ -87,6 +109,9 @@ async def embed_all(
     model: ServedModel, work: Work, request: CompletionRequest, pooling: str
 ) -> list[F32]:
     """The vectors of all prompts, as they are pooled. Ends all of them when one fails."""
+    # Here and not above: most servers embed nothing, and are smaller by 10 MB without it.
+    import numpy as np
+
     name = f"embd-{uuid.uuid4().hex}"
     tasks = [
         asyncio.create_task(model.embed(f"{name}-{i}", work, i, request, pooling))
@@ -102,6 +127,8 @@ async def embed_all(
 
 def normalized(vector: F32) -> F32:
     """The same direction at length 1; a vector without one stays as it is."""
+    import numpy as np
+
     length = np.linalg.norm(vector.astype(np.float64))
     return vector if length == 0 else (vector / length).astype(np.float32)
 
@@ -109,17 +136,15 @@ def normalized(vector: F32) -> F32:
 def _answer(model: ServedModel, work: Work, wanted: EmbeddingRequest, vectors: list[F32]) -> bytes:
     shown = [normalized(vector) if wanted.normalize else vector for vector in vectors]
     data = [
-        {"object": "embedding", "index": i, "embedding": _encoded(vector, wanted.encoding_format)}
+        Embedding(index=i, embedding=_encoded(vector, wanted.encoding_format))
         for i, vector in enumerate(shown)
     ]
-    usage = {"prompt_tokens": work.num_prompt_tokens, "total_tokens": work.num_prompt_tokens}
-    return msgspec.json.encode(
-        {"object": "list", "data": data, "model": model.name, "usage": usage}
-    )
+    usage = EmbeddingUsage(work.num_prompt_tokens, work.num_prompt_tokens)
+    return msgspec.json.encode(EmbeddingList(data=data, model=model.name, usage=usage))
 
 
-def _encoded(vector: F32, form: str) -> Any:
-    """Numbers, or their bytes (little-endian float32) in base64."""
+def _encoded(vector: F32, form: str) -> list[float] | str:
     if form == "base64":
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
-    return vector.tolist()
+    numbers: list[float] = vector.tolist()
+    return numbers

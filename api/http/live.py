@@ -5,15 +5,40 @@ No text of any prompt or answer is in either. Exercised by `pytest tests/unit/ap
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 from hasten.api.http.errors import ApiError
 from hasten.api.http.service import service_of
+from hasten.core.messages import RequestState, Stats
 from starlette.responses import Response
 
 if TYPE_CHECKING:
     from starlette.requests import Request
+
+
+class Latencies(msgspec.Struct, frozen=True):
+    """By percentile; null where there were none."""
+
+    ttft: dict[str, float | None]
+    itl: dict[str, float | None]
+
+
+class Live(Stats, frozen=True, kw_only=True, tag="stats"):
+    """The answer of `/v1/live`."""
+
+    model: str
+    max_model_len: int
+    num_open_requests: int
+    latency_s: Latencies
+    kv_blocks: list[str]
+
+
+class RequestList(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of `/v1/debug/requests`."""
+
+    object: Literal["list"] = "list"
+    data: list[RequestState]
 
 
 async def live(request: Request) -> Response:
@@ -25,13 +50,14 @@ async def live(request: Request) -> Response:
     service = service_of(request)
     model = service.require_model()
     stats, state = await model.client.stats(), await model.client.state()
-    body = msgspec.to_builtins(stats) | {
-        "model": model.name,
-        "max_model_len": model.info.max_model_len,
-        "num_open_requests": service.num_active,
-        "latency_s": service.metrics.latencies(),
-        "kv_blocks": ["".join(map(str, cells)) for cells in state.blocks],
-    }
+    body = Live(
+        **msgspec.structs.asdict(stats),
+        model=model.name,
+        max_model_len=model.info.max_model_len,
+        num_open_requests=service.num_active,
+        latency_s=Latencies(**service.metrics.latencies()),
+        kv_blocks=["".join(map(str, cells)) for cells in state.blocks],
+    )
     return _json(body)
 
 
@@ -42,7 +68,7 @@ async def debug_requests(request: Request) -> Response:
     if not key.is_admin:
         raise ApiError(403, "this key may not see what others ask (admin)", code="not_admin")
     state = await service.require_model().client.state()
-    return _json({"object": "list", "data": state.requests})
+    return _json(RequestList(data=state.requests))
 
 
 def _json(body: object) -> Response:

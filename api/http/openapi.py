@@ -1,23 +1,38 @@
 """`GET /openapi.json`: the API as an OpenAPI 3.1 document.
 
-Paths come from the application's routes, and bodies from the types that decode them, so that the
-document cannot say anything else than what is done. Exercised by
+Paths come from the application's routes, bodies from the types that decode them, and answers from
+the types that are encoded, so that the document cannot say anything else than what is done.
+Exercised by
 `pytest tests/unit/api/test_openapi.py`, and `make fuzz-api` sends what it allows and forbids.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from hasten.api.http.requests import (
-    ChatRequest,
-    CompletionRequest,
+from hasten.api.http.about import (
+    Detokenized,
     DetokenizeRequest,
+    ModelEntry,
+    ModelList,
+    Status,
     TokenizeRequest,
+    TokenizerFacts,
+    Tokens,
+    Version,
 )
+from hasten.api.http.answers import ChatCompletion, TextCompletion
+from hasten.api.http.anthropic_answer import Message
+from hasten.api.http.anthropic_request import CountTokensRequest, MessagesRequest, TokenCount
+from hasten.api.http.embeddings import EmbeddingList, EmbeddingRequest
+from hasten.api.http.live import Live, RequestList
+from hasten.api.http.requests import ChatRequest, CompletionRequest
+from hasten.api.http.responses_objects import DeletedResponse, ResponseObject
+from hasten.api.http.responses_request import ResponsesRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -27,17 +42,48 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
 
-BODIES: dict[str, type[msgspec.Struct]] = {
-    "/v1/chat/completions": ChatRequest,
-    "/v1/completions": CompletionRequest,
-    "/tokenize": TokenizeRequest,
-    "/detokenize": DetokenizeRequest,
+Kind = type[msgspec.Struct]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What is taken and given on one path. `answer` None is Prometheus text."""
+
+    answer: Kind | None
+    body: Kind | None = None
+    is_streamed: bool = False
+
+    @property
+    def kinds(self) -> list[Kind]:
+        return [kind for kind in (self.body, self.answer) if kind is not None]
+
+
+OPERATIONS: dict[tuple[str, str], Operation] = {
+    ("POST", "/v1/chat/completions"): Operation(ChatCompletion, ChatRequest, is_streamed=True),
+    ("POST", "/v1/completions"): Operation(TextCompletion, CompletionRequest, is_streamed=True),
+    ("POST", "/v1/responses"): Operation(ResponseObject, ResponsesRequest, is_streamed=True),
+    ("GET", "/v1/responses/{id}"): Operation(ResponseObject),
+    ("DELETE", "/v1/responses/{id}"): Operation(DeletedResponse),
+    ("POST", "/v1/messages"): Operation(Message, MessagesRequest, is_streamed=True),
+    ("POST", "/v1/messages/count_tokens"): Operation(TokenCount, CountTokensRequest),
+    ("POST", "/v1/embeddings"): Operation(EmbeddingList, EmbeddingRequest),
+    ("GET", "/v1/models"): Operation(ModelList),
+    ("GET", "/v1/models/{model}"): Operation(ModelEntry),
+    ("POST", "/tokenize"): Operation(Tokens, TokenizeRequest),
+    ("POST", "/detokenize"): Operation(Detokenized, DetokenizeRequest),
+    ("GET", "/tokenizer_info"): Operation(TokenizerFacts),
+    ("GET", "/health"): Operation(Status),
+    ("GET", "/ready"): Operation(Status),
+    ("GET", "/version"): Operation(Version),
+    ("GET", "/metrics"): Operation(None),
+    ("GET", "/v1/live"): Operation(Live),
+    ("GET", "/v1/debug/requests"): Operation(RequestList),
 }
-"""By path; a POST that is not listed takes an object that this document does not describe."""
-STREAMS = frozenset({"/v1/chat/completions", "/v1/completions"})
 OPEN = frozenset({"/health", "/ready", "/version", "/metrics"})
+PROBES = frozenset({"/health", "/ready"})
 HIDDEN = frozenset({"/", "/page/{name}", "/openapi.json"})
 _REFS = "#/components/schemas/{name}"
+_EVENTS = {"schema": {"type": "string"}}
 
 _ERROR = {
     "type": "object",
@@ -91,7 +137,8 @@ async def show_openapi(request: Request) -> Response:
 @cache
 def document(app: Starlette) -> dict[str, Any]:
     """The OpenAPI document of an application's routes."""
-    _, schemas = msgspec.json.schema_components(BODIES.values(), ref_template=_REFS)
+    kinds = [kind for operation in OPERATIONS.values() for kind in operation.kinds]
+    _, schemas = msgspec.json.schema_components(kinds, ref_template=_REFS)
     paths: dict[str, dict[str, Any]] = {}
     for path, method in _routes(app):
         paths.setdefault(path, {})[method.lower()] = _operation(path, method)
@@ -114,18 +161,16 @@ def _routes(app: Starlette) -> Iterator[tuple[str, str]]:
 
 
 def _operation(path: str, method: str) -> dict[str, Any]:
-    content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
-    if path == "/metrics":
-        content = {"text/plain": {"schema": {"type": "string"}}}
-    if path in STREAMS:
-        content["text/event-stream"] = {}
+    """Raises KeyError for a route that `OPERATIONS` does not know."""
+    known = OPERATIONS[method, path]
     operation: dict[str, Any] = {
-        "responses": {"200": {"description": "what was asked for", "content": content}}
+        "responses": {"200": {"description": "what was asked for", "content": _content(known)}}
         | _errors(path),
         "security": [] if path in OPEN else [{"key": []}, {}],
     }
-    if method == "POST":
-        operation["requestBody"] = _request_body(path)
+    if known.body is not None:
+        content = {"application/json": _schema(known.body.__name__)}
+        operation["requestBody"] = {"required": True, "content": content}
     names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
     if names:
         operation["parameters"] = [
@@ -135,16 +180,24 @@ def _operation(path: str, method: str) -> dict[str, Any]:
     return operation
 
 
-def _request_body(path: str) -> dict[str, Any]:
-    kind = BODIES.get(path)
-    schema = {"type": "object"} if kind is None else {"$ref": _REFS.format(name=kind.__name__)}
-    return {"required": True, "content": {"application/json": {"schema": schema}}}
+def _schema(name: str) -> dict[str, Any]:
+    return {"schema": {"$ref": _REFS.format(name=name)}}
+
+
+def _content(operation: Operation) -> dict[str, Any]:
+    if operation.answer is None:
+        return {"text/plain": {"schema": {"type": "string"}}}
+    answer = {"application/json": _schema(operation.answer.__name__)}
+    return answer | ({"text/event-stream": _EVENTS} if operation.is_streamed else {})
 
 
 def _errors(path: str) -> dict[str, Any]:
     """By status: the same for all end points of one shape. None is a 500: that would be a bug."""
     name = "MessagesError" if path.startswith("/v1/messages") else "Error"
-    content = {"application/json": {"schema": {"$ref": _REFS.format(name=name)}}}
-    return {
+    content = {"application/json": _schema(name)}
+    errors = {
         str(status): {"description": text, "content": content} for status, text in _ERRORS.items()
     }
+    if path in PROBES:
+        errors["503"] = errors["503"] | {"content": {"application/json": _schema("Status")}}
+    return errors

@@ -7,7 +7,8 @@ Exercised by `pytest tests/unit/api/test_requests.py`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
+from abc import ABCMeta, abstractmethod
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 import msgspec
 from hasten.api.http.errors import ApiError, unsupported
@@ -16,7 +17,7 @@ from hasten.api.http.tools import Tool, ToolChoice, ToolUse
 from hasten.api.params import SamplingParams
 from hasten.api.structured.formats import ResponseFormat, StructuredOutputs
 from hasten.api.text.answer_plan import PLAIN, AnswerPlan
-from hasten.core.params import Speculative
+from hasten.core.params import Beam, Speculative
 
 if TYPE_CHECKING:
     from hasten.api.text.answer_plan import AnswerStyle
@@ -50,8 +51,11 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise unsupported(param, f"{param} is not supported")
 
 
-class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What chat and text completions share. None means: not given."""
+class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What all requests for text may say. None means: not given.
+
+    With `use_beam_search` the answer is the best `n` of as many hypotheses as `best_of` says.
+    """
 
     not_supported: ClassVar[dict[str, tuple[Any, ...]]] = {}
     """Fields of OpenAI's API that only take these values (and null)."""
@@ -82,6 +86,10 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     cache_salt: str | None = None
     deadline_ms: Annotated[float, msgspec.Meta(gt=0)] | None = None
     speculative: Speculative | None = None
+    use_beam_search: bool = False
+    best_of: Int32 | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
     prompt_logprobs: Int32 | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
@@ -100,34 +108,80 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         if self.spaces_between_special_tokens and self.skip_special_tokens is False:
             name = "spaces_between_special_tokens"
             raise unsupported(name, f"{name}: special tokens are shown as they are")
+        self._check_beams()
+
+    def _check_beams(self) -> None:
+        if self.use_beam_search and self.stream:
+            raise unsupported("stream", "stream: a beam search knows its answer at the end only")
+        if self.use_beam_search:
+            return
+        neutral: dict[str, Any] = {
+            "best_of": self.n or 1,
+            "length_penalty": 1.0,
+            "early_stopping": False,
+        }
+        for name, value in neutral.items():
+            if getattr(self, name) not in (None, value):
+                raise unsupported(name, f"{name} needs use_beam_search: true")
+
+    @property
+    def beam(self) -> Beam | None:
+        """The beam search that is asked for."""
+        if not self.use_beam_search:
+            return None
+        return Beam(
+            width=(self.n or 1) if self.best_of is None else self.best_of,
+            length_penalty=1.0 if self.length_penalty is None else self.length_penalty,
+            early_stopping=self.early_stopping or False,
+        )
 
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
+
+class _AbstractStruct(msgspec.StructMeta, ABCMeta):
+    """Of structs that leave methods to those derived from them."""
+
+
+class GenerationRequest(
+    GenerationFields,
+    metaclass=_AbstractStruct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+):
+    """What a served model is asked for: fields, and how to read prompts and answers."""
+
     def sampling_params(self, defaults: dict[str, float | int]) -> SamplingParams:
-        """The sampling parameters; `defaults` are the model's own for those not given."""
-        values: dict[str, Any] = dict(defaults)
-        for name in SamplingParams.__struct_fields__:
-            value = getattr(self, name, None)
+        """The sampling parameters; `defaults` are the model's own for those not given.
+
+        Those say how to sample, which a beam search does not.
+        """
+        values: dict[str, Any] = {} if self.use_beam_search else dict(defaults)
+        for name in set(SamplingParams.__struct_fields__) & set(self.__struct_fields__):
+            value = getattr(self, name)
             if value is not None:
                 values[name] = tuple(value) if isinstance(value, list) else value
         if isinstance(self.stop, str):
             values["stop"] = (self.stop,)
+        values["beam"] = self.beam
         values |= self._own_params()
         return SamplingParams(**values)
 
+    @abstractmethod
     def _own_params(self) -> dict[str, Any]:
         """What this kind of request says differently from `SamplingParams`."""
-        raise NotImplementedError
 
     def param_name(self, field: str) -> str:
         """What the client calls a parameter that the engine finds fault with."""
-        return field
+        width = "n" if self.best_of is None else "best_of"
+        own = {"beam": "use_beam_search", "beam.width": width}.get(field)
+        return own or field.removeprefix("beam.")
 
+    @abstractmethod
     def token_ids(self, text: TextModel) -> list[list[int]]:
         """The prompts; computes for a while. Raises InvalidParameterError and ApiError."""
-        raise NotImplementedError
 
     def grammar(self, style: AnswerStyle) -> str:  # noqa: ARG002  of chats only
         """What the output has to follow, empty for anything; computes for a while.
@@ -182,7 +236,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
     web_search_options: Any = None
 
     def check(self) -> None:
-        GenerationRequest.check(self)
+        GenerationFields.check(self)
         if not self.messages:
             raise ApiError(400, "messages must not be empty", param="messages")
         if len(self.messages) > MAX_MESSAGES:
@@ -243,7 +297,8 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
     def param_name(self, field: str) -> str:
         if field == "max_tokens" and self.max_completion_tokens is not None:
             return "max_completion_tokens"
-        return {"prompt": "messages", "logprobs": "top_logprobs"}.get(field, field)
+        own = {"prompt": "messages", "logprobs": "top_logprobs"}.get(field)
+        return own or GenerationRequest.param_name(self, field)
 
     def _own_params(self) -> dict[str, Any]:
         max_tokens = self.max_tokens if self.max_tokens is not None else self.max_completion_tokens
@@ -290,7 +345,7 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unk
     `max_tokens` 0 generates nothing: for scoring a prompt (`echo`, `prompt_logprobs`).
     """
 
-    not_supported: ClassVar[dict[str, tuple[Any, ...]]] = {"best_of": (1,), "suffix": ("",)}
+    not_supported: ClassVar[dict[str, tuple[Any, ...]]] = {"suffix": ("",)}
 
     prompt: str | list[str | int | list[int]]
     add_special_tokens: bool = True
@@ -298,7 +353,6 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unk
     logprobs: Int32 | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    best_of: Any = None
     suffix: Any = None
 
     def prompts(self) -> list[str | list[int]]:
@@ -331,7 +385,7 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unk
         return prompts
 
     def check(self) -> None:
-        GenerationRequest.check(self)
+        GenerationFields.check(self)
         if self.generates_nothing and self.min_tokens:
             raise ApiError(400, "min_tokens: max_tokens is 0", param="min_tokens")
         _check_one_structure(self.response_format, self.structured_outputs)
@@ -345,7 +399,7 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unk
 
     def param_name(self, field: str) -> str:
         is_echo = field == "prompt_logprobs" and self.prompt_logprobs is None
-        return "logprobs" if is_echo else field
+        return "logprobs" if is_echo else GenerationRequest.param_name(self, field)
 
     def _own_params(self) -> dict[str, Any]:
         # OpenAI's default for text completions. The engine's least is one token, which
@@ -354,18 +408,3 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unk
         scores = [self.prompt_logprobs, self.logprobs if self.echo else None]
         wanted = [num_top for num_top in scores if num_top is not None]
         return {"max_tokens": max_tokens, "prompt_logprobs": max(wanted, default=None)}
-
-
-class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The body of `/tokenize`."""
-
-    prompt: str
-    add_special_tokens: bool = True
-    model: str | None = None
-
-
-class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The body of `/detokenize`."""
-
-    tokens: list[int]
-    model: str | None = None

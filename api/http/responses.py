@@ -19,6 +19,7 @@ from hasten.api.http.chat_answer import AnswerReader
 from hasten.api.http.errors import naming_parameters
 from hasten.api.http.named_events import ending_with_error
 from hasten.api.http.responses_answer import ResponseWriter, status_of
+from hasten.api.http.responses_objects import DeletedResponse
 from hasten.api.http.responses_request import ResponsesRequest
 from hasten.api.http.responses_store import StoredResponse
 from hasten.api.http.service import service_of
@@ -92,8 +93,8 @@ async def delete_response(request: Request) -> Response:
     """Forget a response."""
     response_id = request.path_params["id"]
     _store_of(request).delete(response_id)
-    answer = {"id": response_id, "object": "response", "deleted": True}
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+    answer = msgspec.json.encode(DeletedResponse(response_id))
+    return Response(answer, media_type="application/json")
 
 
 def _store_of(request: Request) -> ResponseStore:

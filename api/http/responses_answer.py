@@ -16,10 +16,23 @@ Exercised by `pytest tests/unit/api/test_responses.py`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hasten.api.http.answer_blocks import Action, Blocks, Kind
 from hasten.api.http.named_events import named_event
+from hasten.api.http.responses_objects import (
+    CallItem,
+    IncompleteDetails,
+    InputDetails,
+    MessageItem,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
+    ResponseObject,
+    ResponseUsage,
+    TextFormat,
+)
+from msgspec.structs import replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,6 +40,7 @@ if TYPE_CHECKING:
     from hasten.api.http.answer_blocks import Block, Change
     from hasten.api.http.answers import ChatToken, Usage
     from hasten.api.http.errors import ApiError
+    from hasten.api.http.responses_objects import Item, Part
     from hasten.api.http.responses_request import ResponsesRequest
     from hasten.api.params import SamplingParams
     from hasten.api.text.tool_parsers.events import Event
@@ -36,6 +50,7 @@ _DELTAS = {
     Kind.THOUGHT: "response.reasoning_text",
     Kind.CALL: "response.function_call_arguments",
 }
+Status = Literal["in_progress", "completed", "incomplete"]
 _PREFIXES = {Kind.TEXT: "msg", Kind.THOUGHT: "rs", Kind.CALL: "fc"}
 
 
@@ -74,53 +89,47 @@ class ResponseWriter:
         yield self._event("response.created", response=body)
         yield self._event("response.in_progress", response=body)
 
-    def end(self, status: str, usage: Usage) -> bytes:
-        """The last event; `status` is "completed" or "incomplete"."""
+    def end(self, status: Status, usage: Usage) -> bytes:
+        """The last event."""
         return self._event(f"response.{status}", response=self.body(status, usage))
 
     def error(self, error: ApiError) -> bytes:
         """The event of a response that breaks off."""
         return self._event("error", code=error.code, message=str(error), param=error.param)
 
-    def body(self, status: str, usage: Usage | None) -> dict[str, Any]:
+    def body(self, status: Status, usage: Usage | None) -> ResponseObject:
         """The response as a whole, so far."""
         request, params = self.request, self.params
         is_cut = status == "incomplete"
-        return {
-            "id": self.response_id,
-            "object": "response",
-            "created_at": self.created_at,
-            "status": status,
-            "background": False,
-            "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-            "instructions": request.instructions,
-            "max_output_tokens": request.max_output_tokens,
-            "metadata": request.metadata or {},
-            "model": self.model,
-            "output": [self._item(block, status) for block in self.blocks.blocks],
-            "parallel_tool_calls": request.parallel_tool_calls is not False,
-            "previous_response_id": request.previous_response_id,
-            "reasoning": {"effort": None, "summary": None},
-            "service_tier": "default",
-            "store": request.store,
-            "temperature": params.temperature,
-            "text": {"format": (request.text and request.text.format) or {"type": "text"}},
-            "tool_choice": request.tool_choice or "auto",
-            "tools": request.tools or [],
-            "top_logprobs": request.top_logprobs or 0,
-            "top_p": params.top_p,
-            "truncation": "disabled",
-            "usage": None if usage is None else _usage(usage),
-            "user": request.user,
-        }
+        return ResponseObject(
+            id=self.response_id,
+            created_at=self.created_at,
+            status=status,
+            incomplete_details=IncompleteDetails("max_output_tokens") if is_cut else None,
+            instructions=request.instructions,
+            max_output_tokens=request.max_output_tokens,
+            metadata=request.metadata or {},
+            model=self.model,
+            output=[self._item(block, status) for block in self.blocks.blocks],
+            parallel_tool_calls=request.parallel_tool_calls is not False,
+            previous_response_id=request.previous_response_id,
+            store=request.store,
+            temperature=params.temperature,
+            text=TextFormat((request.text and request.text.format) or {"type": "text"}),
+            tool_choice=request.tool_choice or "auto",
+            tools=request.tools or [],
+            top_logprobs=request.top_logprobs or 0,
+            top_p=params.top_p,
+            usage=None if usage is None else _usage(usage),
+            user=request.user,
+        )
 
     def _change(self, change: Change) -> Iterator[bytes]:
         block = change.block
         if change.action is Action.OPEN:
-            item = {**self._item(block, "in_progress")}
-            if block.kind is not Kind.CALL:
-                item["content"] = []
+            item = self._item(block, "in_progress")
+            if not isinstance(item, CallItem):
+                item = replace(item, content=[])
             yield self._event("response.output_item.added", output_index=block.idx, item=item)
             if block.kind is not Kind.CALL:
                 part = self._part(block)
@@ -139,7 +148,7 @@ class ResponseWriter:
             yield self._block_event(block, done, name=block.name, arguments=block.text)
         else:
             part = self._part(block)
-            extra = {"logprobs": part["logprobs"]} if block.kind is Kind.TEXT else {}
+            extra = {"logprobs": part.logprobs} if isinstance(part, OutputText) else {}
             yield self._block_event(block, done, text=block.text, **extra)
             yield self._block_event(block, "response.content_part.done", part=part)
         item = self._item(block, "completed")
@@ -153,37 +162,25 @@ class ResponseWriter:
         self.logprobs.setdefault(block.idx, []).extend(brought)
         return {"logprobs": brought}
 
-    def _item(self, block: Block, status: str) -> dict[str, Any]:
+    def _item(self, block: Block, status: Status) -> Item:
         item_id = self._item_id(block)
         if block.kind is Kind.CALL:
-            return {
-                "id": item_id,
-                "type": "function_call",
-                "status": status,
-                "call_id": block.call_id,
-                "name": block.name,
-                "arguments": block.text,
-            }
-        content = [self._part(block)]
-        if block.kind is Kind.THOUGHT:
-            return {"id": item_id, "type": "reasoning", "summary": [], "content": content}
-        return {
-            "id": item_id,
-            "type": "message",
-            "status": status,
-            "role": "assistant",
-            "content": content,
-        }
+            return CallItem(
+                id=item_id,
+                status=status,
+                call_id=block.call_id,
+                name=block.name,
+                arguments=block.text,
+            )
+        part = self._part(block)
+        if isinstance(part, ReasoningText):
+            return ReasoningItem(id=item_id, content=[part])
+        return MessageItem(id=item_id, status=status, content=[part])
 
-    def _part(self, block: Block) -> dict[str, Any]:
+    def _part(self, block: Block) -> Part:
         if block.kind is Kind.THOUGHT:
-            return {"type": "reasoning_text", "text": block.text}
-        return {
-            "type": "output_text",
-            "annotations": [],
-            "logprobs": self.logprobs.get(block.idx, []),
-            "text": block.text,
-        }
+            return ReasoningText(text=block.text)
+        return OutputText(logprobs=self.logprobs.get(block.idx, []), text=block.text)
 
     def _item_id(self, block: Block) -> str:
         return f"{_PREFIXES[block.kind]}_{self.token}_{block.idx}"
@@ -199,15 +196,14 @@ class ResponseWriter:
         return named_event(event_name, {"sequence_number": self._num_events - 1} | data)
 
 
-def status_of(finish_reason: str | None) -> str:
+def status_of(finish_reason: str | None) -> Status:
     return "incomplete" if finish_reason == "length" else "completed"
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
-    return {
-        "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.prompt_tokens_details.cached_tokens},
-        "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": usage.total_tokens,
-    }
+def _usage(usage: Usage) -> ResponseUsage:
+    return ResponseUsage(
+        input_tokens=usage.prompt_tokens,
+        input_tokens_details=InputDetails(usage.prompt_tokens_details.cached_tokens),
+        output_tokens=usage.completion_tokens,
+        total_tokens=usage.total_tokens,
+    )

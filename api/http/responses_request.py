@@ -12,7 +12,7 @@ import msgspec
 from hasten.api.http.body import convert
 from hasten.api.http.errors import ApiError, unsupported
 from hasten.api.http.messages import ONLY_TEXT, CalledFunction, ChatMessage, ToolCall
-from hasten.api.http.requests import MAX_MESSAGES, ChatRequest, GenerationRequest, Int32
+from hasten.api.http.requests import MAX_MESSAGES, ChatRequest, GenerationFields, Int32
 from hasten.api.http.tools import ChosenFunction, FunctionDefinition, NamedChoice, Tool
 from hasten.api.structured.formats import ResponseFormat
 
@@ -118,8 +118,8 @@ class NamedFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return NamedChoice("function", ChosenFunction(self.name))
 
 
-class ResponsesRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The body. What `GenerationRequest` has and OpenAI's API lacks may be given here too."""
+class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body. What `GenerationFields` has and OpenAI's API lacks may be given here too."""
 
     not_supported: ClassVar[dict[str, tuple[Any, ...]]] = {
         "background": (False,),
@@ -165,7 +165,7 @@ class ResponsesRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unkn
 
     def check(self) -> None:
         """What `chat` does not pass on to be checked. Raises ApiError."""
-        GenerationRequest.check(self)
+        GenerationFields.check(self)
         for i, name in enumerate(self.include or ()):
             if name != LOGPROBS:
                 raise unsupported(f"include[{i}]", f"include[{i}]: only {LOGPROBS!r} is known")
@@ -186,7 +186,7 @@ class ResponsesRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unkn
         """The chat that this asks for, after `history` (of the previous response)."""
         told, choice = self.instructions, self.tool_choice
         first = [] if told is None else [ChatMessage(role="system", content=told)]
-        shared = {name: getattr(self, name) for name in GenerationRequest.__struct_fields__}
+        shared = {name: getattr(self, name) for name in GenerationFields.__struct_fields__}
         return ChatRequest(
             **shared,
             messages=[*first, *history, *self.messages()],

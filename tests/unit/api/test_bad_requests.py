@@ -24,6 +24,7 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "[]"}}
 JSON = {"type": "json_object"}
+BEAMS = {"use_beam_search": True, "stream": False}
 
 
 def function(name: str, **more: Any) -> dict[str, Any]:
@@ -142,6 +143,17 @@ CHAT_ERRORS: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": JSON, "min_tokens": 2}, "min_tokens", "cannot be combined"),
     ({"response_format": JSON, "ignore_eos": True}, "ignore_eos", "cannot be combined"),
     ({"response_format": JSON, "bad_words": ["a"]}, "bad_words", "cannot be combined"),
+    ({"length_penalty": 2.0}, "length_penalty", "needs use_beam_search: true"),
+    ({"early_stopping": "soon"}, "early_stopping", "'soon'"),
+    (BEAMS | {"stream": True}, "stream", "at the end only"),
+    (BEAMS | {"n": 11}, "n", "from 1 to 10"),
+    (BEAMS | {"best_of": 11}, "best_of", "from 1 to 10"),
+    (BEAMS | {"n": 3, "best_of": 2}, "n", "from 1 to 2"),
+    (BEAMS | {"length_penalty": 11}, "length_penalty", "from -10.0 to 10.0"),
+    (BEAMS | {"temperature": 0.5}, "temperature", "does not sample"),
+    (BEAMS | {"top_p": 0.5}, "top_p", "cannot be combined with beam search"),
+    (BEAMS | {"stop": "x"}, "stop", "stop_token_ids can"),
+    (BEAMS | {"response_format": JSON}, "use_beam_search", "structured output"),
     ({"reasoning_effort": "low"}, "reasoning_effort", "not supported yet"),
     ({"modalities": ["audio"]}, "modalities", "not supported yet"),
 ]
@@ -185,7 +197,7 @@ def test_chat_errors_name_the_field(
         ({"prompt": "x", "max_tokens": -1}, "max_tokens", "at least 1"),
         ({"prompt": "x", "max_tokens": 0, "min_tokens": 1}, "min_tokens", "max_tokens is 0"),
         ({"prompt": "x", "prompt_logprobs": -1}, "prompt_logprobs", "from 0 to 20"),
-        ({"prompt": "x", "best_of": 2}, "best_of", "not supported yet"),
+        ({"prompt": "x", "best_of": 2}, "best_of", "needs use_beam_search: true"),
         ({"prompt": "x", "suffix": "y"}, "suffix", "not supported yet"),
         ({"prompt": "x", "messages": []}, "messages", "unknown field"),
     ],

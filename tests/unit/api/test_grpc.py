@@ -76,6 +76,20 @@ def test_a_text_comes_in_pieces_with_its_counts(stub: Any) -> None:
     assert list(logprobs[1].top_ids) == [ord("g")]
 
 
+def test_a_beam_search_is_taken(stub: Any) -> None:
+    sampling = pb.Sampling(
+        max_tokens=3,
+        n=2,
+        use_beam_search=True,
+        best_of=3,
+        length_penalty=0.5,
+        early_stopping="true",
+    )
+    prompt = pb.Prompt(token_ids=pb.TokenIds(ids=b"abc"))
+    messages = list(stub.Generate(pb.GenerateRequest(prompt=prompt, sampling=sampling)))
+    assert joined(messages) == {0: "abc", 1: "abc"}
+
+
 def test_token_ids_are_taken_as_they_are(stub: Any) -> None:
     prompt = pb.Prompt(token_ids=pb.TokenIds(ids=b"abc"))
     request = pb.GenerateRequest(prompt=prompt, sampling=pb.Sampling(max_tokens=4, n=2))
@@ -125,6 +139,19 @@ def test_a_prompt_is_scored(stub: Any) -> None:
             {"prompt": text_prompt("x"), "sampling": pb.Sampling(max_tokens=5000)},
             grpc.StatusCode.INVALID_ARGUMENT,
             "sampling.max_tokens",
+        ),
+        (
+            {
+                "prompt": text_prompt("x"),
+                "sampling": pb.Sampling(use_beam_search=True, early_stopping="soon"),
+            },
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "sampling.early_stopping",
+        ),
+        (
+            {"prompt": text_prompt("x"), "sampling": pb.Sampling(use_beam_search=True, n=11)},
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "sampling.n",
         ),
         ({"prompt": text_prompt("x"), "model": "other"}, grpc.StatusCode.NOT_FOUND, "model"),
         (
