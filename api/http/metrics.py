@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from hasten.api.client import RequestRefusedError
 from hasten.api.observability.engine_metrics import EngineMetrics
+from hasten.api.observability.phases import LENGTH_BUCKETS, Phases, RequestClock
 from hasten.api.observability.recent import RecentLatency
 from hasten.api.observability.vllm_names import VllmNames
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 TTFT_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 ITL_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 REQUEST_BUCKETS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-LENGTH_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000)
 
 
 class Metrics:
@@ -49,6 +49,7 @@ class Metrics:
         )
         self.prompt_len = self._histogram("request_prompt_tokens", "of a request", LENGTH_BUCKETS)
         self.output_len = self._histogram("request_output_tokens", "of a request", LENGTH_BUCKETS)
+        self.phases = Phases(self._registry)
         self.finished = self._counter(
             "samples_finished", "samples that ran to their end", "finish_reason"
         )
@@ -89,6 +90,7 @@ class Metrics:
         """Pass deltas through, timing them, and keep for `who` what they come to."""
         begin_s = perf_counter()
         last_s: dict[int, float] = {}
+        clock = RequestClock()
         who.num_prompt_tokens += len(request.prompt_token_ids)
         who.prompts.append(request.prompt_token_ids)
         with self._counting_refusals(who):
@@ -97,9 +99,11 @@ class Metrics:
                     now_s = perf_counter()
                     self._observe(delta, now_s, last_s, begin_s)
                     who.note(delta, now_s - begin_s)
+                    clock.note(delta, now_s - begin_s)
                     last_s[delta.sample_idx] = now_s
                     yield delta
         self.latency.observe(perf_counter() - begin_s)
+        self.phases.count(clock, request.params)
 
     @contextmanager
     def _counting_refusals(self, who: Caller) -> Iterator[None]:

@@ -55,6 +55,7 @@ class VllmNames(Collector):
             ("e2e_request_latency_seconds", metrics.latency),
             ("request_prompt_tokens", metrics.prompt_len),
             ("request_generation_tokens", metrics.output_len),
+            *metrics.phases.by_name.items(),
         ):
             yield self._histogram(name, histogram)
         yield self._finished()

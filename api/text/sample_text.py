@@ -38,7 +38,8 @@ class SampleDelta:
 
     `num_tokens` counts the tokens that the step added, shown or not. `finish_reason` is "stop",
     "length" or "abort", None while the sample goes on; `stop_reason` is the stop string, or the id
-    of the stop token other than EOS, that ended it. `prompt_logprobs` comes once.
+    of the stop token other than EOS, that ended it. `prompt_logprobs` and `queue_s`, the time until
+    the sample was let in, come once.
     """
 
     sample_idx: int
@@ -49,6 +50,7 @@ class SampleDelta:
     prompt_logprobs: Sequence[PositionLogprobs | None] | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    queue_s: float | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -106,6 +108,7 @@ class SampleText:
             prompt_logprobs=output.prompt_logprobs,
             finish_reason=finish_reason,
             stop_reason=stop_reason,
+            queue_s=output.queue_s,
         )
 
     def _take(self, token_id: int, logprobs: PositionLogprobs | None, *, hidden: bool) -> str:

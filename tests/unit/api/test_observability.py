@@ -10,10 +10,14 @@ from pathlib import Path
 import httpx
 import pytest
 from hasten.api.observability.log_lines import JsonLines
+from hasten.api.observability.phases import Phases, RequestClock
 from hasten.api.observability.recent import RecentLatency
 from hasten.api.observability.request_log import RequestLog
 from hasten.api.security.caller import Caller, caller, calling
 from hasten.api.security.keys import Key
+from hasten.api.text.sample_text import SampleDelta
+from hasten.core.params import GenerationParams
+from prometheus_client import CollectorRegistry
 
 from tests.helpers.fake_engine import ByteTokenizer
 
@@ -39,6 +43,37 @@ def test_a_traceback_stays_on_its_line() -> None:
     assert "\n" not in line
     assert json.loads(line)["message"] == "it failed"
     assert "broken" in json.loads(line)["traceback"]
+
+
+def delta(num_tokens: int, sample_idx: int = 0, queue_s: float | None = None) -> SampleDelta:
+    return SampleDelta(sample_idx, "", (), num_tokens, 0, queue_s=queue_s)
+
+
+def test_the_time_of_a_request_is_told_by_phase() -> None:
+    phases = Phases(CollectorRegistry())
+    clock = RequestClock()
+    clock.note(delta(1, queue_s=0.5), at_s=2.0)
+    clock.note(delta(1, sample_idx=1, queue_s=0.75), at_s=2.5)
+    clock.note(delta(4), at_s=4.0)
+    phases.count(clock, GenerationParams(max_tokens=9, seed=0, n=2))
+    phases.count(RequestClock(), GenerationParams(max_tokens=9, seed=0))  # it never got a token
+    sums = {
+        name.removeprefix("request_"): sample.value
+        for name, histogram in phases.by_name.items()
+        for metric in histogram.collect()
+        for sample in metric.samples
+        if sample.name.endswith("_sum")
+    }
+    assert sums == {
+        "queue_time_seconds": 0.5,
+        "prefill_time_seconds": 1.5,
+        "decode_time_seconds": 2.0,
+        "inference_time_seconds": 3.5,
+        "time_per_output_token_seconds": 0.5,
+        "max_num_generation_tokens": 5,
+        "params_max_tokens": 9,
+        "params_n": 2,
+    }
 
 
 def test_recent_latencies_forget() -> None:
@@ -81,6 +116,9 @@ def test_metrics_have_the_names_that_dashboards_know(http: httpx.Client) -> None
         )
     )
     assert ours == theirs
+    for name in ("queue_time_seconds", "prefill_time_seconds", "decode_time_seconds"):
+        assert f"vllm:request_{name}_count{label}" in metrics
+        assert f'vllm:request_{name}_bucket{{engine="0",le="0.1",model_name="echo"}}' in metrics
     assert 'vllm:request_success_total{engine="0",finished_reason="length"' in metrics
     assert 'num_gpu_blocks="100"' in metrics
 
