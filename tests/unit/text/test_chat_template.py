@@ -4,6 +4,8 @@ import pytest
 from hasten.api.text.chat_template import ChatTemplate, ChatTemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from tests.helpers.timing import cpu_seconds
+
 CHATML = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
     "{{ '<|im_start|>system\nYou are helpful<|im_end|>\n' }}{% endif %}"
@@ -51,6 +53,19 @@ def test_a_last_message_of_the_assistant_is_continued() -> None:
 def test_the_space_at_the_end_of_a_continued_message_stays() -> None:
     messages = [{"role": "assistant", "content": "Once "}]
     assert ChatTemplate(CHATML, {}).render(messages).endswith("assistant\nOnce ")
+
+
+def test_a_message_that_is_not_shown_is_refused_in_linear_time() -> None:
+    """As by templates that leave thoughts out; the text is the worst that a search can meet."""
+    template = ChatTemplate("{{ messages[-1].content[2:] }}{{ 'a' * 400000 }}", {})
+    messages = [{"role": "assistant", "content": "ab" + "a" * 400_000}]
+
+    def render() -> None:
+        with pytest.raises(ChatTemplateError, match="does not show"):
+            template.render(messages)
+
+    # `str.rfind` would take half a minute.
+    assert cpu_seconds(render, repeat=1) < 10
 
 
 def test_an_empty_answer_is_begun() -> None:

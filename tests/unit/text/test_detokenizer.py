@@ -1,8 +1,11 @@
 from itertools import pairwise
 
+import pytest
 from hasten.api.text.detokenizer import Detokenizer, text_of
 from hypothesis import given
 from hypothesis import strategies as st
+
+from tests.helpers.timing import assert_linear
 
 
 class Pieces:
@@ -43,6 +46,11 @@ def test_a_character_is_held_back_until_it_is_complete() -> None:
     detokenizer = Detokenizer(Pieces([b"a\xf0\x9f", b"\x98", b"\x80b"]))
     assert [detokenizer.push(i) for i in range(3)] == ["a", "", "\U0001f600b"]
     assert detokenizer.finish() == ""
+
+
+@pytest.mark.parametrize("piece", [b"\xf0", b"\x80", b"\xf0\x9f\x98", "é".encode(), b"\xed\xa0"])
+def test_time_is_linear(piece: bytes) -> None:
+    assert_linear(lambda size: streamed(Pieces([piece] * size)), 1000)
 
 
 def test_half_a_character_at_the_end_becomes_one_replacement() -> None:

@@ -5,6 +5,8 @@ from hasten.api.text.stop import StopMatcher
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.timing import assert_linear
+
 STOPS = st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=4)
 TEXT = st.text("abc", max_size=40)
 
@@ -77,7 +79,12 @@ def test_no_stop_strings_hold_nothing_back() -> None:
 
 
 def test_long_stop_strings_cost_linear_time() -> None:
-    matcher = StopMatcher(["a" * 1000 + "b"])
-    released = "".join(matcher.push("a" * 100) for _ in range(2000))
-    assert len(released) == 199_000
-    assert len(matcher.finish()) == 1000
+    def held_at_the_end(num_pieces: int) -> int:
+        matcher = StopMatcher(["a" * 1000 + "b", "ab" * 500, "aab"])
+        released = "".join(matcher.push("a" * 7) for _ in range(num_pieces))
+        held = matcher.finish()
+        assert len(released) + len(held) == 7 * num_pieces
+        return len(held)
+
+    assert held_at_the_end(1000) == 1000
+    assert_linear(held_at_the_end, 400)

@@ -1,8 +1,6 @@
 """Calls found in text, the same however the text was cut."""
 
 import random
-import time
-import timeit
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
@@ -22,6 +20,7 @@ from hasten.api.text.tool_parsers.forced import NamedParser, RequiredParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.timing import assert_linear
 from tests.helpers.transcripts import NUM_TRANSCRIPTS, transcripts
 
 PARSERS: dict[str, Callable[[], TextParser]] = {**TOOL_PARSERS, "required": RequiredParser}
@@ -133,13 +132,7 @@ def test_no_text_breaks_a_parser(kind: str, pieces: list[str], cuts: list[int]) 
 @pytest.mark.parametrize("kind", sorted(PARSERS))
 @pytest.mark.parametrize("unit", ['<tool_call>{"name": "', "[TOOL_CALLS]", '{"x": [', "<tool_call"])
 def test_time_is_linear(kind: str, unit: str) -> None:
-    """Ten times the text in about ten times the time: far from the hundred of quadratic time."""
-
-    def seconds(num_units: int) -> float:
-        return min(timeit.repeat(lambda: parse(kind, [unit * num_units]), number=1, timer=cpu_s))
-
-    cpu_s = time.thread_time
-    assert seconds(1000) < 40 * seconds(100) + 0.05
+    assert_linear(lambda num_units: parse(kind, [unit * num_units]), 100)
 
 
 @pytest.mark.parametrize(
