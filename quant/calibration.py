@@ -8,7 +8,7 @@
 The model is seen through `CalibratableModel`: layers in order, each with groups of linears that
 share an input. Hidden states of all calibration tokens stay in memory, [num_tokens, hidden] fp32.
 Not here: models (`hasten.core.models`), files (`hasten.core.quantize`). Exercised by
-`pytest tests/unit/quant/test_calibration.py`.
+`pytest tests/unit/quant/test_calibrated.py`.
 """
 
 from __future__ import annotations
@@ -147,8 +147,7 @@ class Method(Protocol):
 class QuantizedLayer:
     """A finished layer, and what it makes of the calibration tokens.
 
-    `relative_error` is |quantised - exact| / |exact - entering| over the hidden states of all
-    tokens: the share of what the layer adds that is wrong now.
+    `relative_error` is the `wrong_share` over the hidden states of all tokens.
     """
 
     weights: Weights
@@ -168,6 +167,10 @@ def quantize_layer(
     )
     quantized = method.quantize(CalibratedLayer(weights, groups, statistics))
     after = model.run_layer(layer_idx, quantized, hidden)
-    added = float(np.linalg.norm(exact.hidden - hidden))
-    error = float(np.linalg.norm(after.hidden - exact.hidden)) / max(added, 1e-30)
-    return QuantizedLayer(quantized, after, error)
+    return QuantizedLayer(quantized, after, wrong_share(after.hidden, exact.hidden, hidden))
+
+
+def wrong_share(got: F32Array, wanted: F32Array, entering: F32Array) -> float:
+    """|got - wanted| / |wanted - entering|: the share of what a layer adds that is wrong."""
+    added = float(np.linalg.norm(wanted - entering))
+    return float(np.linalg.norm(got - wanted)) / max(added, 1e-30)

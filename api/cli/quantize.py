@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +20,8 @@ if TYPE_CHECKING:
     from hasten.api.text.tokenizer import Tokenizer
     from hasten.quant.report import QuantizeReport
 
+    TokenIds = npt.NDArray[np.int32]
+
 
 @click.command(cls=FlagCommand, option_classes=(QuantizeOptions,))
 @click.argument("model")
@@ -24,51 +30,121 @@ def quantize(model: str, out: Path, **values: Any) -> None:
     """Quantise MODEL (a directory, a GGUF file, or 'embedded') into the directory OUT.
 
     int4-awq writes AutoAWQ's format, int4-gptq GPTQ's, the others that of compressed-tensors. A
-    run that was interrupted is resumed by the same command.
+    run that was interrupted is resumed by the same command. With another --backend its tool does
+    the work, in an environment of its own, and writes its own format.
     """
     options = build_options(QuantizeOptions, values)
     from hasten.core.loading import LoadError
     from rich.console import Console
 
+    console = Console()
     try:
-        report = _run(model, out, options)
+        report = _run(_Task(model, out, options, console.print))
     except (ConfigurationError, LoadError, OSError) as error:
         raise click.ClickException(str(error)) from error
-    console = Console()
-    for line in report.lines():
+    for line in report.lines() if report is not None else ():
         console.print(line)
     console.print(f"written to {out}; serve it with: hasten serve --model {out}")
 
 
-def _run(model: str, out: Path, options: QuantizeOptions) -> QuantizeReport:
-    from hasten.api.text.tokenizer import load_tokenizer
-    from hasten.api.text.tokenizer_files import write_tokenizer
-    from hasten.core.loading import read_model_info
-    from hasten.core.quantize import quantize_model
-    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+@dataclass(frozen=True, slots=True)
+class _Task:
+    model: str
+    out: Path
+    options: QuantizeOptions
+    say: Callable[[str], None]
 
-    tokenizer = load_tokenizer(model)
-    info = read_model_info(model)
-    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns) as bar:
-        task = bar.add_task("calibration text", total=1)
-        token_ids = _calibration_tokens(model, options, tokenizer)
-        bar.update(task, completed=1)
-        task = bar.add_task("layers", total=info.config.num_layers)
-        report = quantize_model(model, out, options, token_ids, lambda _: bar.advance(task))
-    if not info.path.is_dir():
-        write_tokenizer(tokenizer, out)
+
+def _run(task: _Task) -> QuantizeReport | None:
+    from hasten.api.text.tokenizer import load_tokenizer
+    from hasten.core.loading import read_model_info
+
+    tokenizer = load_tokenizer(task.model)
+    num_layers = read_model_info(task.model).config.num_layers
+    with _progress(1, "calibration text") as advance_to:
+        token_ids = _calibration_tokens(task, tokenizer)
+        advance_to(1)
+    if task.options.backend != "native":
+        return _run_tool(task, tokenizer, token_ids, num_layers)
+    return _run_native(task, tokenizer, token_ids, num_layers)
+
+
+def _run_native(
+    task: _Task, tokenizer: Tokenizer, token_ids: TokenIds, num_layers: int
+) -> QuantizeReport:
+    from hasten.api.text.tokenizer_files import write_tokenizer
+    from hasten.core.loading import locate_model
+    from hasten.core.quantize import quantize_model
+
+    with _progress(num_layers, "layers") as advance_to:
+        report = quantize_model(
+            task.model,
+            task.out,
+            task.options,
+            token_ids,
+            lambda layer: advance_to(layer.layer_idx + 1),
+        )
+    if locate_model(task.model).is_gguf:
+        write_tokenizer(tokenizer, task.out)
     return report
 
 
-def _calibration_tokens(
-    model: str, options: QuantizeOptions, tokenizer: Tokenizer
-) -> npt.NDArray[np.int32]:
+def _run_tool(
+    task: _Task, tokenizer: Tokenizer, token_ids: TokenIds, num_layers: int
+) -> QuantizeReport | None:
+    from hasten.core.quantize.folder import copy_companions
+    from hasten.core.quantize.tools import TOOLS, ToolEnvironment, quantize_with_tool
+
+    tool, options = TOOLS[task.options.backend], task.options
+    given = None if options.environment is None else Path(options.environment).expanduser()
+    environment = ToolEnvironment.locate(tool, given)
+    environment.ensure(task.say)
+    with _plain_directory(task.model, tokenizer) as source:
+        with _progress(num_layers, f"layers, by {tool.package}") as advance_to:
+            report = quantize_with_tool(
+                source, task.out, options, token_ids, environment, advance_to
+            )
+            advance_to(num_layers)
+        copy_companions(source, task.out)
+    return report
+
+
+@contextmanager
+def _plain_directory(model: str, tokenizer: Tokenizer) -> Iterator[Path]:
+    """The model as a Hugging Face directory, for as long as it is needed where it is none."""
+    from hasten.api.text.tokenizer_files import write_tokenizer
+    from hasten.core.loading import load_model, locate_model
+    from hasten.core.loading.hf_export import export_model
+
+    location = locate_model(model)
+    if not location.is_gguf:
+        yield location.path.resolve()
+        return
+    with tempfile.TemporaryDirectory(prefix="hasten-") as name:
+        folder = Path(name)
+        export_model(load_model(model), folder)
+        write_tokenizer(tokenizer, folder)
+        yield folder
+
+
+@contextmanager
+def _progress(total: int, name: str) -> Iterator[Callable[[int], None]]:
+    """A bar; what is yielded takes how much is done."""
+    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+
+    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns) as bar:
+        task_id = bar.add_task(name, total=total)
+        yield lambda completed: bar.update(task_id, completed=completed)
+
+
+def _calibration_tokens(task: _Task, tokenizer: Tokenizer) -> TokenIds:
     from hasten.core.quantize import cut_sequences, write_own_text
 
+    options = task.options
     if options.calibration is None:
         start = tokenizer.bos_token_id
-        return write_own_text(model, options, 0 if start is None else start)
+        return write_own_text(task.model, options, 0 if start is None else start)
     path = Path(options.calibration)
     text = path.read_text(encoding="utf-8") if path.is_file() else _data_set(options.calibration)
     return cut_sequences(tokenizer.encode(text), options)

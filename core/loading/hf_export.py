@@ -1,21 +1,29 @@
-"""A `DecoderConfig` as the `config.json` of a Hugging Face directory.
+"""A model as a Hugging Face directory, for models that come without one (GGUF files).
 
-For models that come without one (GGUF files). Reading what this writes gives the same
-configuration, which is checked before it is returned. Exercised by
-`pytest tests/unit/loading/test_hf_export.py`.
+Reading a configuration that this writes gives the same one, which is checked before it is
+returned. Exercised by `pytest tests/unit/loading/test_hf_export.py`.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from hasten.core.loading.errors import LoadError
 from hasten.core.loading.fields import Fields
 from hasten.core.loading.hf_config import read_hf_config
-from hasten.core.models import DecoderConfig
+from hasten.core.loading.safetensors_writer import write_json, write_safetensors
+from hasten.core.models import DecoderConfig, weight_specs
 from hasten.core.models.rope import make_rope
 from hasten.kernels.ops import Activation
+from ml_dtypes import bfloat16
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy.typing as npt
+    from hasten.core.loading.model import LoadedModel
 
 _ARCHITECTURES = {
     "llama": ("LlamaForCausalLM", "llama"),
@@ -60,6 +68,18 @@ def export_config(config: DecoderConfig, eos_token_ids: tuple[int, ...]) -> dict
         exported["eos_token_id"] = list(eos_token_ids)
     _check(exported, config, family)
     return exported
+
+
+def export_model(model: LoadedModel, folder: Path) -> None:
+    """Write `config.json` and the weights, dequantised to bf16, into `folder`. Raises LoadError."""
+    write_json(folder / "config.json", export_config(model.config, model.eos_token_ids))
+    tensors: dict[str, npt.NDArray[Any]] = {}
+    for spec in weight_specs(model.config):
+        values = model.weights[spec.name].dequantize().astype(bfloat16)
+        ends = np.cumsum([part.shape[0] for part in spec.parts])[:-1]
+        for part, piece in zip(spec.parts, np.split(values, ends), strict=True):
+            tensors[part.key] = piece
+    write_safetensors(folder / "model.safetensors", tensors)
 
 
 def _family(config: DecoderConfig) -> str:

@@ -99,8 +99,7 @@ class QuantizeFolder:
         write_safetensors(self.path / OTHER_FILE, other)
         files = [*(_layer_file(layer.layer_idx) for layer in report.layers), OTHER_FILE]
         write_json(self.path / "config.json", config)
-        write_json(self.path / REPORT_FILE, report.as_json())
-        (self.path / PLOT_FILE).write_text(report.plot(), encoding="utf-8")
+        write_report(self.path, report)
         write_index(
             self.path,
             {name: StoredArrays(open_safetensors_file(self.path / name)) for name in files},
@@ -109,12 +108,6 @@ class QuantizeFolder:
             self._report_path(layer.layer_idx).unlink()
         (self.path / STATE_FILE).unlink()
 
-    def copy_companions(self, source: Path) -> None:
-        """Tokeniser, chat template and generation defaults of the directory it was made from."""
-        for name in COPIED_FILES:
-            if (source / name).is_file():
-                shutil.copyfile(source / name, self.path / name)
-
     def layer_bytes(self, layer_idx: int) -> int:
         """Bytes of a finished layer's tensors."""
         arrays = StoredArrays(open_safetensors_file(self.path / _layer_file(layer_idx)))
@@ -122,6 +115,19 @@ class QuantizeFolder:
 
     def _report_path(self, layer_idx: int) -> Path:
         return self.path / f"layer-{layer_idx:05}.json"
+
+
+def copy_companions(source: Path, out: Path) -> None:
+    """Tokeniser, chat template and generation defaults of the directory that `out` is made from."""
+    for name in COPIED_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, out / name)
+
+
+def write_report(out: Path, report: QuantizeReport) -> None:
+    """As JSON and as a plot."""
+    write_json(out / REPORT_FILE, report.as_json())
+    (out / PLOT_FILE).write_text(report.plot(), encoding="utf-8")
 
 
 def _layer_file(layer_idx: int) -> str:

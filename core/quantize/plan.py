@@ -41,7 +41,7 @@ def make_plan(options: QuantizeOptions, config: DecoderConfig) -> QuantizePlan:
     static_kv = options.kv_cache is not None
     if options.scheme == "fp8":
         return _fp8_plan(options, static_kv=static_kv)
-    group_size = _group_size(options.group_size, config)
+    group_size = choose_group_size(options.group_size, config)
     symmetric = options.scheme in ("int4-gptq", "int8")
     grid = IntGrid(8 if options.scheme == "int8" else 4, group_size, symmetric)
     if options.scheme == "int4-awq":
@@ -70,7 +70,8 @@ def _compressed(scheme: Scheme, *, static_kv: bool) -> CompressedTensorsFormat:
     return CompressedTensorsFormat(((("Linear",), scheme),), ("lm_head",), static_kv)
 
 
-def _group_size(wanted: int | None, config: DecoderConfig) -> int:
+def choose_group_size(wanted: int | None, config: DecoderConfig) -> int:
+    """What was asked for, or the largest that fits. Raises ConfigurationError naming what fits."""
     widths = {config.hidden_size, config.q_width, config.intermediate_size}
     fitting = [size for size in GROUP_SIZES if all(width % size == 0 for width in widths)]
     if not fitting:

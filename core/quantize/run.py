@@ -20,7 +20,8 @@ from hasten.core.loading.hf_export import export_config
 from hasten.core.models import weight_specs
 from hasten.core.models.calibratable import CalibratableDecoder
 from hasten.core.options import ConfigurationError
-from hasten.core.quantize.folder import QuantizeFolder
+from hasten.core.quantize.compare import bf16_layer_bytes
+from hasten.core.quantize.folder import QuantizeFolder, copy_companions
 from hasten.core.quantize.plan import QuantizePlan, make_plan
 from hasten.kernels.backend import get_backend
 from hasten.kernels.weights import DenseWeight, Matrix
@@ -73,14 +74,14 @@ def quantize_model(
         scheme=options.scheme,
         group_size=plan.group_size,
         num_calibration_tokens=token_ids.size,
-        bf16_bytes=_bf16_bytes(model),
+        bf16_bytes=bf16_layer_bytes(model.config),
         quantized_bytes=sum(folder.layer_bytes(idx) for idx in range(decoder.num_layers)),
         layers=tuple(reports),
     )
     config = {**_source_config(model), "quantization_config": plan.format.config()}
     folder.finish(config, _other_tensors(model), report)
     if model.info.path.is_dir():
-        folder.copy_companions(model.info.path)
+        copy_companions(model.info.path, out)
     return report
 
 
@@ -124,16 +125,6 @@ def _layer_tensors(done: QuantizedLayer, plan: QuantizePlan, layer_idx: int) -> 
 
 def _cache_scale(largest: float) -> npt.NDArray[Any]:
     return np.array([largest / E4M3_MAX if largest > 0 else 1.0]).astype(bfloat16)
-
-
-def _bf16_bytes(model: LoadedModel) -> int:
-    """Of all layers, were their tensors bf16."""
-    return sum(
-        2 * int(np.prod(part.shape))
-        for spec in weight_specs(model.config)
-        if spec.name.startswith("layers.")
-        for part in spec.parts
-    )
 
 
 def _source_config(model: LoadedModel) -> dict[str, Any]:

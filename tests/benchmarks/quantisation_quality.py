@@ -1,18 +1,20 @@
 """What quantising costs: KL, top-1 agreement and perplexity against bf16 of the same weights.
 
-    python -m tests.benchmarks.quantisation_quality --tokens 16384 [--checkpoint NAME=DIRECTORY]
-    python -m tests.benchmarks.quantisation_quality --tokens 16384 --simulated
+    python -m tests.benchmarks.quantisation_quality --tokens 65536 [--checkpoint NAME=DIRECTORY]
+    python -m tests.benchmarks.quantisation_quality --tokens 65536 --simulated [--checkpoint ...]
 
-The text is the start of wikitext-2's test set in HASTEN_DATA, in windows of 2,048 tokens.
-`--simulated` measures the same schemes in an independent simulation (`quantisation_simulated`):
-transformers' model in fp32 with rounded weights, inputs, keys and values. Its figures are what the
-served ones should be; docs/quantisation.md holds both.
+The weights are those of the embedded model, dequantised to bf16. The text is the start of
+wikitext-2's test set in HASTEN_DATA, in windows of 2,048 tokens. `--simulated` measures the same
+schemes in an independent simulation (`quantisation_simulated`): transformers' model with rounded
+weights, inputs, keys and values. Its figures are what the served ones should be;
+docs/quantisation.md holds both.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +25,7 @@ import numpy.typing as npt
 from hasten.api.text.tokenizer import load_tokenizer
 from hasten.core.build import ModelBinding
 from hasten.core.loading import load_model
+from hasten.core.loading.hf_export import export_model
 from hasten.core.options import CacheOptions, EngineOptions, ExecutionOptions, ModelOptions
 from hasten.core.prompt_batch import PromptChunk, PromptLayout
 from hasten.evals.distribution import FullDistribution, divergence
@@ -32,7 +35,7 @@ from hasten.kernels.program import Capacity
 from rich.console import Console
 from rich.progress import track
 
-BASELINE = "bf16"
+BASELINE, FP8_KV = "bf16", "fp8 KV"
 WINDOW_LEN = 2048
 ROWS = 256
 """Positions compared at once: 50 MB of logits of each model."""
@@ -110,11 +113,11 @@ def served_reader(binding: ModelBinding) -> Reader:
     return read
 
 
-def served_makers(checkpoints: dict[str, str], kernels: str, dtype: str) -> dict[str, Maker]:
-    """The baseline, then every scheme."""
-    plain = EngineOptions(
-        model=ModelOptions(dtype=dtype), execution=ExecutionOptions(kernels=kernels)
-    )
+def served_makers(
+    folder: Path, checkpoints: dict[str, str], execution: ExecutionOptions, dtype: str
+) -> dict[str, Maker]:
+    """The baseline in `folder`, then every scheme."""
+    plain = EngineOptions(model=ModelOptions(model=str(folder), dtype=dtype), execution=execution)
 
     def with_model(**changes: Any) -> Maker:
         return served(replace(plain, model=replace(plain.model, **changes)))
@@ -123,8 +126,8 @@ def served_makers(checkpoints: dict[str, str], kernels: str, dtype: str) -> dict
         BASELINE: served(plain),
         **{scheme: with_model(quantization=scheme) for scheme in ("fp8", "int8", "int4")},
         "int4, head too": with_model(quantization="int4", quantize_lm_head=True),
-        "fp8 KV": served(replace(plain, cache=CacheOptions(kv_cache_dtype="fp8"))),
-        **{name: with_model(model=folder) for name, folder in checkpoints.items()},
+        FP8_KV: served(replace(plain, cache=CacheOptions(kv_cache_dtype="fp8"))),
+        **{name: with_model(model=made) for name, made in checkpoints.items()},
     }
 
 
@@ -141,6 +144,8 @@ def measure(makers: dict[str, Maker], num_tokens: int, only: list[str]) -> dict[
         for base in baseline(window):
             for name, rows in found.items():
                 totals[name].add(base, next(rows))
+        so_far = ", ".join(f"{name} {total.mean_kl:.4f}" for name, total in totals.items())
+        console.print(f"KL so far: {so_far}", style="dim")
     console.print("| scheme | KL (nats) | top-1 agreement | perplexity ratio |\n|---|---|---|---|")
     for name, total in totals.items():
         console.print(total.line(name))
@@ -152,18 +157,23 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=65_536)
     parser.add_argument("--only", action="append", default=[], metavar="SCHEME")
     parser.add_argument("--checkpoint", action="append", default=[], metavar="NAME=DIRECTORY")
-    parser.add_argument("--kernels", default="reference")
+    parser.add_argument("--kernels", default="cpu")
+    parser.add_argument("--num-threads", type=int)
     parser.add_argument("--dtype", default="bfloat16", help="of activations, baseline included")
     parser.add_argument("--simulated", action="store_true")
     asked = parser.parse_args()
-    if asked.simulated:
-        from tests.benchmarks.quantisation_simulated import simulated_makers
-
-        measure(simulated_makers(), asked.tokens, asked.only)
-        return
     checkpoints = dict(entry.split("=", 1) for entry in asked.checkpoint)
-    makers = served_makers(checkpoints, asked.kernels, asked.dtype)
-    measure(makers, asked.tokens, asked.only)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        export_model(load_model("embedded"), folder)
+        if asked.simulated:
+            from tests.benchmarks.quantisation_simulated import simulated_makers
+
+            makers = simulated_makers(folder, checkpoints, asked.kernels)
+        else:
+            execution = ExecutionOptions(asked.kernels, asked.num_threads)
+            makers = served_makers(folder, checkpoints, execution, asked.dtype)
+        measure(makers, asked.tokens, asked.only)
 
 
 if __name__ == "__main__":

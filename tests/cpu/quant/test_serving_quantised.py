@@ -68,6 +68,7 @@ def test_weights_take_at_most_30_percent_of_bf16(served: Served) -> None:
     )
     assert model.num_bytes <= 0.30 * 2 * numbers
     assert f"weights      {model.num_bytes / 2**20:,.1f} MiB" in served.report
+    assert "weights take 28.2% of the bytes, a token's KV 51.6%" in served.report
 
 
 def test_the_cache_takes_at_most_52_percent_of_bf16(served: Served) -> None:
