@@ -140,7 +140,10 @@ def _layout_key() -> str:
             pack(int8, WeightFormat.INT8, arena),
             pack(shifted, WeightFormat.INT8_OFFSET, arena),
         ]
-    fp8 = Fp8Weight(quants.view(float8_e4m3fn), scales.astype(np.float32), (1, 32))
+    half, wide = scales.astype(np.float16), scales.astype(np.float32)
+    mixed = GroupedIntWeight(4, 32, quants[:, :32], half, wide)
+    packed.append(pack(mixed, WeightFormat.INT4, arena))
+    fp8 = Fp8Weight(quants.view(float8_e4m3fn), wide, (1, 32))
     packed.append(pack(fp8, WeightFormat.FP8, arena))
     digest = hashlib.sha256()
     for matrix in packed:
