@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from hasten.kernels.small_floats import e4m3_values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -147,7 +148,7 @@ class Fp8Weight:
     (1, 128) for what stacking makes of blocks.
     """
 
-    data: npt.NDArray[Any]  # [out, in] ml_dtypes.float8_e4m3fn
+    data: npt.NDArray[Any]  # [out, in] ml_dtypes.float8_e4m3fn, or their codes (uint8)
     scale: npt.NDArray[Any]  # [ceil(out / block_rows), ceil(in / block_cols)] fp32 or bf16
     block: tuple[int, int]
     activations: ActivationScheme = ActivationScheme.NONE
@@ -178,7 +179,7 @@ class Fp8Weight:
     def dequantize(self) -> F32Array:
         width = self.data.shape[1]
         scale = np.repeat(self.row_scale, self.block[1], axis=1)[:, :width]
-        return self.data.astype(np.float32) * scale
+        return e4m3_values(self.data) * scale
 
     def take_rows(self, rows: npt.NDArray[np.intp] | slice) -> Fp8Weight:
         data = self.data[rows]

@@ -38,7 +38,7 @@ from hasten.kernels.ops import (
     ScaleLogits,
 )
 from hasten.kernels.program import Buffer, KVLayer, Program, Rows, WeightName
-from ml_dtypes import bfloat16
+from hasten.kernels.small_floats import as_bf16
 
 
 def build_program(
@@ -151,7 +151,7 @@ class _Stream:
 
 def _as_stored(multiplier: float, dtype: DType) -> float:
     """Rounded to the activations' dtype, as Gemma's published code does and was trained with."""
-    return float(bfloat16(multiplier)) if dtype is DType.BF16 else float(np.float32(multiplier))
+    return float(as_bf16(multiplier)) if dtype is DType.BF16 else float(np.float32(multiplier))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 from hasten.kernels import ops
 from hasten.kernels.conformance import oracles
-from hasten.kernels.conformance.oracles import F64, NUMPY_DTYPES, rounded
+from hasten.kernels.conformance.oracles import F64, as_dtype, rounded
 from hasten.kernels.dtypes import DType
 from hasten.kernels.program import Buffer, KVGroupSpec, KVLayer, Program, Rows, WeightName
+from hasten.kernels.small_floats import as_e4m3
 from hasten.kernels.weights import (
     ActivationScheme,
     DenseWeight,
@@ -27,7 +28,6 @@ from hasten.kernels.weights import (
     StackedWeight,
     Weight,
 )
-from ml_dtypes import float8_e4m3fn
 
 OUT = "out"
 NUM_ROWS = 130
@@ -96,7 +96,7 @@ class Recorder:
 
     def weight(self, name: str, values: npt.NDArray[Any]) -> WeightName:
         """A dense weight of the case's dtype."""
-        dense = DenseWeight(values.astype(NUMPY_DTYPES[self.dtype]))
+        dense = DenseWeight(as_dtype(values, self.dtype))
         self.weights[WeightName(name)] = dense
         return WeightName(name)
 
@@ -277,7 +277,7 @@ def _fp8_weights() -> Iterator[tuple[str, Matrix]]:
         num_scales = -(-shape[0] // block[0]), -(-shape[1] // block[1])
         scale = rng.uniform(0.005, 0.02, num_scales) / np.sqrt(shape[1])
         weight = Fp8Weight(
-            np.clip(data, -448, 448).astype(float8_e4m3fn),
+            as_e4m3(np.clip(data, -448, 448)),
             scale.astype(np.float32),
             block,
             scheme,
@@ -288,7 +288,7 @@ def _fp8_weights() -> Iterator[tuple[str, Matrix]]:
 
 def _dense(rng: np.random.Generator, shape: tuple[int, int], dtype: DType) -> DenseWeight:
     values = rng.standard_normal(shape) / np.sqrt(shape[1])
-    return DenseWeight(values.astype(NUMPY_DTYPES[dtype]))
+    return DenseWeight(as_dtype(values, dtype))
 
 
 def _grouped(

@@ -6,8 +6,6 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from rich.table import Table
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -15,6 +13,7 @@ if TYPE_CHECKING:
     from hasten.kernels.ops import Op
     from hasten.kernels.program import Program, WeightName
     from hasten.kernels.weights import Weight
+    from rich.table import Table
 
 
 @runtime_checkable
@@ -48,6 +47,8 @@ def explain(
 
 def render_choices(backend: Backend, choices: tuple[Choice, ...]) -> Table:
     """The choices as a table for a terminal."""
+    from rich.table import Table
+
     table = Table(title=f"ops served by {backend.name}")
     for column in ("op", "operands", "times", "implementation"):
         table.add_column(column)

@@ -19,6 +19,7 @@ from hasten.kernels.conformance.cases import (
 from hasten.kernels.conformance.oracles import F64, rounded
 from hasten.kernels.dtypes import DType
 from hasten.kernels.program import Buffer, WeightName
+from hasten.kernels.small_floats import as_e4m3
 from hasten.kernels.weights import (
     DenseWeight,
     Fp8Weight,
@@ -26,7 +27,6 @@ from hasten.kernels.weights import (
     StackedWeight,
     Weight,
 )
-from ml_dtypes import float8_e4m3fn
 
 NUM_EXPERTS = 6
 
@@ -148,7 +148,7 @@ def _experts_weight(
     if kind == "dense":
         return DenseWeight(values)
     if kind == "fp8":
-        codes = (400 * values / np.abs(values).max()).astype(float8_e4m3fn)
+        codes = as_e4m3(400 * values / np.abs(values).max())
         scale = rng.uniform(0.001, 0.002, (shape[0], 1)).astype(np.float32)
         return Fp8Weight(codes, scale, (1, shape[1]))
     q = rng.integers(0, 256, (shape[0], shape[1] // 2), dtype=np.uint8)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 from hasten.kernels import ops
 from hasten.kernels.dtypes import DType
 from hasten.kernels.philox import gumbel_noise
+from hasten.kernels.small_floats import as_bf16, as_e4m3, e4m3_values
 from hasten.kernels.weights import FP8_GROUP, ActivationScheme
 
 if TYPE_CHECKING:
@@ -26,12 +26,17 @@ if TYPE_CHECKING:
 F64 = npt.NDArray[np.float64]
 F32 = npt.NDArray[np.float32]
 
-NUMPY_DTYPES = {DType.F32: np.float32, DType.BF16: ml_dtypes.bfloat16, DType.F16: np.float16}
+
+def as_dtype(values: npt.ArrayLike, dtype: DType) -> npt.NDArray[Any]:
+    """The nearest numbers of `dtype`, as weights hold them."""
+    if dtype is DType.BF16:
+        return as_bf16(values)
+    return np.asarray(values, dtype=np.float16 if dtype is DType.F16 else np.float32)
 
 
 def rounded(values: npt.ArrayLike, dtype: DType) -> F64:
     """The nearest numbers of `dtype`, as fp64."""
-    return np.asarray(values).astype(NUMPY_DTYPES[dtype]).astype(np.float64)
+    return as_dtype(values, dtype).astype(np.float64)
 
 
 def rms_norm(x: F64, weight: F64, eps: float) -> F64:
@@ -70,8 +75,8 @@ def e4m3_inputs(x: F64, weight: Fp8Weight) -> F64:
         if weight.input_scale is not None:
             scale = np.full_like(scale, weight.input_scale)
         scale[scale == 0] = 1
-        codes = np.clip(part / scale, -448, 448).astype(ml_dtypes.float8_e4m3fn)
-        parts.append(codes.astype(np.float64) * scale)
+        codes = as_e4m3(np.clip(part / scale, -448, 448))
+        parts.append(e4m3_values(codes).astype(np.float64) * scale)
     return np.concatenate(parts, axis=1)
 
 
@@ -81,10 +86,10 @@ def fp8_heads(x: F64, static_scale: float | None) -> F64:
     scale = np.abs(wide).max(axis=-1, keepdims=True) / np.float32(448)
     if static_scale is not None:
         scale = np.full_like(scale, static_scale)
-    scale = scale.astype(ml_dtypes.bfloat16).astype(np.float32)
+    scale = as_bf16(scale).astype(np.float32)
     scale[scale == 0] = 1
-    codes = np.clip(wide / scale, -448, 448).astype(ml_dtypes.float8_e4m3fn)
-    held: F64 = codes.astype(np.float64) * scale
+    codes = as_e4m3(np.clip(wide / scale, -448, 448))
+    held: F64 = e4m3_values(codes).astype(np.float64) * scale
     return held
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hasten.kernels.dtypes import DType
-from rich.table import Table
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 class Verdict(enum.StrEnum):
@@ -58,6 +61,8 @@ class ConformanceReport:
 
 def render_report(report: ConformanceReport) -> Table:
     """The report as a table for a terminal."""
+    from rich.table import Table
+
     num_passed = len(report.rows) - len(report.failed) - len(report.refused)
     table = Table(
         title=f"kernels: {report.backend}",

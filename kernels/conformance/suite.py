@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
@@ -71,14 +71,17 @@ def run_conformance(
     dtypes: Sequence[DType] | None = None,
     ops: Collection[str] | None = None,
     progress: Callable[[str], None] | None = None,
+    share: slice = slice(None),
 ) -> ConformanceReport:
     """Run every case on `backend`, in its own activation dtypes unless `dtypes` says otherwise.
 
     `ops` are the names of those to check, None for all. `progress` is told each case's name
-    before it runs. A backend that raises fails the case.
+    before it runs. `share` takes some of the cases (several processes may each run their share).
+    A backend that raises fails the case.
     """
     rows = []
-    for check in _checks(backend, dtypes or backend.activation_dtypes):
+    checks = _checks(backend, dtypes or backend.activation_dtypes)
+    for check in islice(checks, share.start, share.stop, share.step):
         if ops is not None and check.op not in ops:
             continue
         if progress is not None:

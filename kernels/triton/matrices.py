@@ -21,6 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from hasten.kernels.triton.binding import to_device
 from hasten.kernels.weights import (
@@ -130,7 +131,7 @@ def _pack_integers(weight: GroupedIntWeight, device: torch.device) -> DeviceMatr
 
 
 def _pack_e4m3(weight: Fp8Weight, device: torch.device) -> DeviceMatrix:
-    data = _pack_words(to_device(weight.data, device).view(torch.uint8), 2)
+    data = _pack_words(to_device(weight.data.view(np.uint8), device), 2)
     scale = _row_scale(weight, device)
     group_size = weight.block[1] if scale.shape[0] > 1 else -(-weight.shape[1] // UNIT) * UNIT
     return DeviceMatrix(
@@ -143,7 +144,7 @@ def _fp8(weight: Fp8Weight, device: torch.device) -> DeviceMatrix:
     return DeviceMatrix(
         FP8,
         _shape(weight),
-        to_device(weight.data, device),
+        to_device(weight.data.view(np.uint8), device).view(torch.float8_e4m3fn),
         scale,
         scale,
         group_size=FP8_GROUP,
