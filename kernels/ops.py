@@ -12,6 +12,7 @@ Run `hasten check` to compare a backend with the reference over this whole table
 
 from __future__ import annotations
 
+import abc
 import enum
 from dataclasses import dataclass
 from typing import ClassVar
@@ -43,21 +44,23 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
-class Op:
+class Op(abc.ABC):
     """What all ops have: the buffers and weights they touch, and a check of their shapes."""
 
     name: ClassVar[str]
 
+    @abc.abstractmethod
     def reads(self) -> tuple[Buffer, ...]:
-        raise NotImplementedError
+        """The buffers whose contents matter."""
 
+    @abc.abstractmethod
     def writes(self) -> tuple[Buffer, ...]:
-        raise NotImplementedError
+        """The buffers that it changes."""
 
     def weights(self) -> tuple[WeightName, ...]:
         return ()
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027 (not abstract: some ops take operands of any shape)
         """Raise ValueError when the operands' shapes do not fit together."""
 
 
