@@ -18,13 +18,14 @@ import numpy as np
 import torch
 from hasten.kernels.dtypes import DType
 from hasten.kernels.program import Rows
+from hasten.kernels.slices import LogitSlice
 from hasten.kernels.weights import DenseWeight
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
     import numpy.typing as npt
-    from hasten.kernels.program import Buffer, Capacity, WeightName
+    from hasten.kernels.program import Buffer, Capacity, Program, WeightName
     from hasten.kernels.reference.kv_cache import ReferenceKVCache
     from hasten.kernels.step import StepBatch, StepResult
     from hasten.kernels.weights import Weight
@@ -75,14 +76,6 @@ class PerStep(Generic[Value]):
 
 
 @dataclass(slots=True)
-class LogitSlice:
-    """Which logit rows the head is computing: [start, stop) of the batch's L."""
-
-    start: int = 0
-    stop: int = 0
-
-
-@dataclass(slots=True)
 class Binder:
     """Gives ops what they are bound to while one program is compiled."""
 
@@ -110,6 +103,9 @@ class Binder:
 
     def activation(self, buffer: Buffer) -> Activation:
         return self.activations[buffer]
+
+    def activations_of(self, program: Program, rows: Rows) -> tuple[Activation, ...]:
+        return tuple(self.activations[made] for made in program.buffers if made.rows is rows)
 
     def weight(self, name: WeightName) -> Weight:
         return self.weights[name]
