@@ -26,7 +26,14 @@ from hasten.core.host import available_memory_bytes, release_free_memory
 from hasten.core.latency import FirstTokenBudget, ItlBudget, StepTimeModel
 from hasten.core.loading import load_model
 from hasten.core.loading.cache import cache_folder
-from hasten.core.memory import GroupSize, MemoryDemand, MemoryPlan, activation_bytes, plan_memory
+from hasten.core.memory import (
+    DEFAULT_KV_CAP_BYTES,
+    GroupSize,
+    MemoryDemand,
+    MemoryPlan,
+    activation_bytes,
+    plan_memory,
+)
 from hasten.core.messages import EngineReady
 from hasten.core.models.kv_probe import NUM_PROBE_TOKENS, probe_kv
 from hasten.core.options import ConfigurationError
@@ -42,6 +49,7 @@ from hasten.core.wait import WaitForecast
 from hasten.kernels.backend import (
     KeptWeights,
     KVPlan,
+    OwnsMemory,
     UnsupportedOpError,
     available_backends,
     first_refusal,
@@ -141,7 +149,12 @@ class ModelBinding:
         kernels = execution.kernels
         notes: list[str] = []
         for name in available_backends() if kernels == "auto" else (kernels,):
-            backend = get_backend(name, execution.num_threads, execution.cpu_activations)
+            backend = get_backend(
+                name,
+                execution.num_threads,
+                execution.cpu_activations,
+                enforce_eager=execution.enforce_eager,
+            )
             binding = cls.resolve(model, backend, options)
             reason = first_refusal(backend, binding.program.ops, model.weights)
             if reason is None:
@@ -257,12 +270,13 @@ def settle_memory(binding: ModelBinding, options: EngineOptions) -> MemoryPlan:
     """The memory plan of this model under these options. Raises ConfigurationError."""
     cache, scheduling = options.cache, options.scheduler
     max_len = binding.model.config.max_position_embeddings
+    device = _device_needs(binding, step_capacity(options, options.model.max_model_len or max_len))
     return plan_memory(
         MemoryDemand(
             weights_bytes=binding.model.num_bytes
             + sum(drafter.num_bytes for drafter in binding.drafters),
-            activation_bytes=activation_bytes(binding.program, step_capacity(options, max_len)),
-            available_bytes=available_memory_bytes(),
+            activation_bytes=device.work_bytes,
+            available_bytes=device.free_bytes,
             utilization=cache.gpu_memory_utilization,
             kv_cache_memory_bytes=cache.kv_cache_memory_bytes,
             groups=tuple(_group_sizes(binding, cache.block_size)),
@@ -271,7 +285,35 @@ def settle_memory(binding: ModelBinding, options: EngineOptions) -> MemoryPlan:
             max_num_batched_tokens=scheduling.max_num_batched_tokens,
             model_max_len=max_len,
             max_model_len=options.model.max_model_len,
+            kv_cap_bytes=device.kv_cap_bytes,
+            graph_bytes=device.graph_bytes,
         )
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _DeviceNeeds:
+    """What there is of the memory that a model computes in, and what computing takes of it."""
+
+    free_bytes: int
+    work_bytes: int
+    graph_bytes: int
+    kv_cap_bytes: int | None
+
+
+def _device_needs(binding: ModelBinding, capacity: Capacity) -> _DeviceNeeds:
+    backend = binding.backend
+    free_bytes = backend.free_memory_bytes() if isinstance(backend, OwnsMemory) else None
+    if not isinstance(backend, OwnsMemory) or free_bytes is None:
+        work_bytes = activation_bytes(binding.program, capacity)
+        return _DeviceNeeds(available_memory_bytes(), work_bytes, 0, DEFAULT_KV_CAP_BYTES)
+    programs = [(binding.program, binding.model.weights)]
+    programs += [(drafter.program, drafter.weights) for drafter in binding.drafters]
+    return _DeviceNeeds(
+        free_bytes,
+        sum(backend.work_bytes(program, weights, capacity) for program, weights in programs),
+        sum(backend.graph_bytes(program, capacity) for program, _ in programs),
+        kv_cap_bytes=None,
     )
 
 

@@ -4,8 +4,8 @@ One budget is split between the KV groups so that all of them run out together: 
 of full length in mind, a group gets `c` times the blocks that one such request keeps in it.
 
     |<------------------------ available memory ------------------------>|
-    | weights | activations |      KV pools (group 0 | group 1 | ...)     |
-                             each: null block + blocks that requests own
+    | weights | activations | graphs |  KV pools (group 0 | group 1 | ...) |
+                                      each: null block + blocks that requests own
 
 Pure: the sizes of weights and blocks, and the free memory, are arguments. Exercised by
 `pytest tests/unit/core/test_memory.py` and shown by `hasten serve` when it starts.
@@ -62,6 +62,7 @@ class MemoryDemand:
     model_max_len: int
     max_model_len: int | None
     kv_cap_bytes: int | None = DEFAULT_KV_CAP_BYTES
+    graph_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +77,16 @@ class MemoryPlan:
     num_kv_tokens: int
     max_model_len: int
     max_concurrency: float
+    graph_bytes: int = 0
 
     def lines(self) -> list[str]:
         """The start-up report, one fact a line."""
         blocks = " + ".join(f"{count - 1:,}" for count in self.num_blocks)
+        graphs = [f"graphs       {_mib(self.graph_bytes)}"] if self.graph_bytes else []
         return [
             f"weights      {_mib(self.weights_bytes)}",
             f"activations  {_mib(self.activation_bytes)}",
+            *graphs,
             f"KV cache     {_mib(self.kv_bytes)}: {self.num_kv_tokens:,} tokens, "
             f"{blocks} blocks of {self.block_size}",
             f"concurrency  {self.max_concurrency:.1f} requests of {self.max_model_len:,} tokens",
@@ -117,7 +121,7 @@ def _kv_budget(demand: MemoryDemand) -> int:
     """Bytes for all KV pools: as told, or a share of what is free, capped by use and by default."""
     if demand.kv_cache_memory_bytes is not None:
         return demand.kv_cache_memory_bytes
-    taken = demand.weights_bytes + demand.activation_bytes
+    taken = demand.weights_bytes + demand.activation_bytes + demand.graph_bytes
     free = int(demand.utilization * demand.available_bytes) - taken
     at_most = _bytes_for(demand, demand.max_model_len or demand.model_max_len, demand.max_num_seqs)
     if demand.kv_cap_bytes is not None:
@@ -172,6 +176,7 @@ def _split(demand: MemoryDemand, budget: int, max_model_len: int) -> MemoryPlan:
         num_kv_tokens=_kv_tokens(demand, usable, share, max_model_len),
         max_model_len=max_model_len,
         max_concurrency=min(count / need for count, need in zip(usable, needs, strict=True)),
+        graph_bytes=demand.graph_bytes,
     )
 
 

@@ -136,12 +136,15 @@ class SchedulerOptions:
 class ExecutionOptions:
     """What computes."""
 
-    kernels: str = option("auto", "backend of the ops", ("auto", "cpu", "reference"))
+    kernels: str = option("auto", "backend of the ops", ("auto", "triton", "cpu", "reference"))
     num_threads: int | None = option(None, "CPU threads; default: the cores of this machine")
     cpu_activations: str = option(
         "int8",
         "what kernels cpu multiply int4 and int8 weights with: int8 (fast), bf16 (more exact)",
         ("int8", "bf16"),
+    )
+    enforce_eager: bool = option(
+        False, "on a GPU: launch every kernel on its own instead of capturing graphs of steps"
     )
     tensor_parallel_size: int = option(1, "devices that share each layer")
 

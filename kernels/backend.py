@@ -7,7 +7,7 @@ None or the reason it cannot take an op; compiling refuses a program with such a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -105,6 +105,25 @@ class Backend(Protocol):
         ...
 
 
+@runtime_checkable
+class OwnsMemory(Protocol):
+    """A backend that computes on a device, whose memory is not the host's."""
+
+    def free_memory_bytes(self) -> int | None:
+        """What the device has left; None where it is the host after all."""
+        ...
+
+    def work_bytes(
+        self, program: Program, weights: Mapping[WeightName, Weight], capacity: Capacity
+    ) -> int:
+        """What compiling takes beside weights and cache: buffers, inputs, scratch memory."""
+        ...
+
+    def graph_bytes(self, program: Program, capacity: Capacity) -> int:
+        """What the graphs of this program may come to take."""
+        ...
+
+
 class KeptWeights(dict["WeightName", "Weight"]):
     """The weights of one checkpoint, and a folder for what backends make of just these.
 
@@ -136,14 +155,18 @@ def available_backends() -> tuple[str, ...]:
 
 
 def get_backend(
-    name: str, num_threads: int | None = None, cpu_activations: str = "int8"
+    name: str,
+    num_threads: int | None = None,
+    cpu_activations: str = "int8",
+    *,
+    enforce_eager: bool = False,
 ) -> Backend:
     """The backend called `name`; "auto" is the fastest that works here.
 
     `num_threads` bounds the CPU threads it computes with (default: its own choice); results do
     not depend on it. `cpu_activations` ("int8", "bf16") is what the native kernels multiply
-    integer weights with. Raises ValueError naming the backends that exist, or saying why one
-    cannot run here.
+    integer weights with. `enforce_eager` keeps a GPU's from capturing graphs. Raises ValueError
+    naming the backends that exist, or saying why one cannot run here.
     """
     if name == "auto":
         name = available_backends()[0]
@@ -157,7 +180,7 @@ def get_backend(
     if cpu_activations != "int8":
         raise ValueError(f"kernels {name} have no {cpu_activations} activations of their own")
     if name == "triton":
-        return _triton_backend()
+        return _triton_backend(enforce_eager=enforce_eager)
     if name == "reference":
         from hasten.kernels.reference import ReferenceBackend
 
@@ -165,7 +188,7 @@ def get_backend(
     raise ValueError(f"unknown kernels {name!r}; there are: {', '.join(BACKENDS)}")
 
 
-def _triton_backend() -> Backend:
+def _triton_backend(*, enforce_eager: bool) -> Backend:
     from hasten.kernels.triton import why_unavailable
 
     reason = why_unavailable()
@@ -173,4 +196,4 @@ def _triton_backend() -> Backend:
         raise ValueError(f"kernels 'triton' cannot run here: {reason}")
     from hasten.kernels.triton.backend import TritonBackend
 
-    return TritonBackend()
+    return TritonBackend(enforce_eager=enforce_eager)

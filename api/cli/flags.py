@@ -31,7 +31,6 @@ REFUSED_FLAGS = {
     "--enable-chunked-prefill": "prompts are always computed in chunks",
     "--enable-expert-parallel": "not supported yet",
     "--enable-lora": "adapters are not supported yet",
-    "--enforce-eager": "there are no graphs to switch off",
     "--guided-decoding-backend": "grammars are always llguidance's",
     "--hf-overrides": "not supported; edit the model's config.json",
     "--load-format": "the format is recognised from the files",
