@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from hasten.kernels import ops
-from hasten.kernels.backend import UnsupportedOpError, first_refusal
+from hasten.kernels.backend import KVPlan, UnsupportedOpError, first_refusal
 from hasten.kernels.dtypes import DType
 from hasten.kernels.triton import (
     elementwise,
@@ -22,15 +22,19 @@ from hasten.kernels.triton import (
 )
 from hasten.kernels.triton.binding import Binder, launch
 from hasten.kernels.triton.executable import TritonExecutable
+from hasten.kernels.triton.fusion import quantizing_pairs
+from hasten.kernels.triton.graphs import max_graph_bytes
 from hasten.kernels.triton.kv_cache import KV_DTYPES, TritonKVCache, kv_token_bytes
 from hasten.kernels.triton.launch import INTERPRETER, LaunchTable
+from hasten.kernels.triton.machine import CudaMachine, HostMachine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hasten.kernels.backend import KVCache, KVPlan
+    from hasten.kernels.backend import KVCache
     from hasten.kernels.program import Capacity, KVGroupSpec, Program, WeightName
-    from hasten.kernels.triton.binding import Launcher
+    from hasten.kernels.triton.binding import Kernel, Launcher
+    from hasten.kernels.triton.machine import Machine
     from hasten.kernels.weights import Weight
 
 _MODULES: dict[type[ops.Op], ModuleType] = {
@@ -54,13 +58,18 @@ _MODULES: dict[type[ops.Op], ModuleType] = {
 
 _BUFFER_DTYPES = (DType.BF16, DType.F32)
 _PROGRAMS_PER_PROCESSOR = 2
+KERNELS_PER_OP = 2
+"""The most that an op launches in a body, on average: a product quantises its inputs first."""
+COUNTED_BLOCK_SIZE = 16
+"""Memory of a step's tables is counted for blocks of so many tokens."""
 
 
 class TritonBackend:
     """Triton kernels on a CUDA device, or interpreted on the CPU (TRITON_INTERPRET=1).
 
     `arch` names the launch configurations, by default those of the device: the table has some for
-    sm_80, sm_89 and sm_90, and a device takes the newest that is not newer than itself.
+    sm_80, sm_89 and sm_90, and a device takes the newest that is not newer than itself. With
+    `enforce_eager`, and where `machine` has no graphs, every kernel is launched on its own.
     """
 
     name = "triton"
@@ -68,10 +77,18 @@ class TritonBackend:
     kv_dtypes = (DType.BF16, DType.FP8_E4M3)
 
     def __init__(
-        self, device: str | None = None, arch: str | None = None, launcher: Launcher = launch
+        self,
+        device: str | None = None,
+        arch: str | None = None,
+        launcher: Launcher = launch,
+        machine: Machine | None = None,
+        *,
+        enforce_eager: bool = False,
     ) -> None:
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._launcher = launcher
+        self._machine = machine or _machine_of(self.device)
+        self._captures = not (enforce_eager or isinstance(self._machine, HostMachine))
         self._num_programs = 264 if self.device.type == "meta" else 2
         if self.device.type == "cuda":
             properties = torch.cuda.get_device_properties(self.device)
@@ -124,23 +141,59 @@ class TritonBackend:
         refused = first_refusal(self, program.ops, weights)
         if refused is not None:
             raise UnsupportedOpError(refused)
+        binder, body, head = self._bind(program, weights, kv_cache, capacity, self.device)
+        return TritonExecutable(program, binder, body, head, captures=self._captures)
+
+    def free_memory_bytes(self) -> int | None:
+        """See `kernels.backend.OwnsMemory`."""
+        if self.device.type != "cuda":
+            return None
+        return int(torch.cuda.mem_get_info(self.device)[0])
+
+    def work_bytes(
+        self, program: Program, weights: Mapping[WeightName, Weight], capacity: Capacity
+    ) -> int:
+        """See `kernels.backend.OwnsMemory`. Counted by binding on "meta", where nothing is held."""
+        meta = torch.device("meta")
+        plan = KVPlan(program.kv_groups, (1,) * len(program.kv_groups), COUNTED_BLOCK_SIZE)
+        binder, _, _ = self._bind(program, weights, TritonKVCache(plan, meta), capacity, meta)
+        return binder.work_bytes
+
+    def graph_bytes(self, program: Program, capacity: Capacity) -> int:
+        """See `kernels.backend.OwnsMemory`."""
+        if not self._captures:
+            return 0
+        body, _ = program.split()
+        return max_graph_bytes(KERNELS_PER_OP * len(body), capacity.max_tokens)
+
+    def _bind(
+        self,
+        program: Program,
+        weights: Mapping[WeightName, Weight],
+        kv_cache: TritonKVCache,
+        capacity: Capacity,
+        device: torch.device,
+    ) -> tuple[Binder, list[Kernel], list[Kernel]]:
+        """The kernels of body and head."""
         with torch.inference_mode():
             binder = Binder(
                 weights,
                 kv_cache,
                 capacity,
-                self.device,
+                device,
                 program.vocab_size,
                 self.table,
                 self.has_fp8,
                 self._num_programs,
                 self._launcher,
+                self._machine if device == self.device else HostMachine(),
             )
             binder.allocate(program.buffers)
+            binder.fuse(quantizing_pairs(program.ops, weights, has_fp8=self.has_fp8))
             body, head = (
                 [_MODULES[type(op)].bind(op, binder) for op in half] for half in program.split()
             )
-        return TritonExecutable(program, binder, body, head)
+        return binder, body, head
 
     def _check_kv(self, spec: KVGroupSpec) -> None:
         if spec.dtype not in KV_DTYPES:
@@ -150,6 +203,10 @@ class TritonBackend:
             )
         if spec.dtype is DType.FP8_E4M3 and not self.has_fp8:
             raise UnsupportedOpError(f"paged_attention: {self.table.arch} has no e4m3 numbers")
+
+
+def _machine_of(device: torch.device) -> Machine:
+    return CudaMachine() if device.type == "cuda" else HostMachine()
 
 
 def _nearest_arch(capability: int) -> str:

@@ -5,8 +5,9 @@
     run       the executable uploads the step's inputs, sets every buffer's number of rows, then
               calls the kernels in order
 
-All tensors keep their addresses from compiling on. On the device "meta" nothing is computed and
-nothing allocated: the compile check binds programs there, to see what they would launch.
+All tensors keep their addresses from compiling on, so that launches may be captured (`graphs`). On
+the device "meta" nothing is computed and nothing allocated: the compile check binds programs there,
+to see what they would launch.
 """
 
 from __future__ import annotations
@@ -17,19 +18,24 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
+import triton
 from hasten.kernels.dtypes import DType
 from hasten.kernels.program import Rows
-from hasten.kernels.reference.binding import TORCH_DTYPES, LogitSlice
+from hasten.kernels.reference.binding import TORCH_DTYPES
+from hasten.kernels.slices import LogitSlice
 from hasten.kernels.triton.launch import INTERPRETER
+from hasten.kernels.triton.machine import HostMachine
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
     import numpy.typing as npt
-    from hasten.kernels.program import Buffer, Capacity, WeightName
+    from hasten.kernels import ops
+    from hasten.kernels.program import Buffer, Capacity, Program, WeightName
     from hasten.kernels.step import StepBatch, StepResult
     from hasten.kernels.triton.kv_cache import TritonKVCache
     from hasten.kernels.triton.launch import LaunchTable
+    from hasten.kernels.triton.machine import Machine
     from hasten.kernels.weights import Weight
 
 Kernel = Callable[[], None]
@@ -77,6 +83,11 @@ def launch(
         )
 
 
+def warps_for(num_elements: int) -> int:
+    """So many that a thread holds about eight elements of a tile."""
+    return max(1, min(16, int(triton.next_power_of_2(num_elements)) // 256))
+
+
 @dataclass(slots=True)
 class Activation:
     """One buffer: `data` at capacity, of which the current step uses `num_rows`."""
@@ -85,20 +96,42 @@ class Activation:
     num_rows: int = 0
 
 
-@dataclass(slots=True)
-class StepInput:
-    """A device array of fixed address, refilled from the batch at the start of each step."""
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A device array of fixed address, and the host memory from which it is filled."""
 
     data: torch.Tensor  # at capacity
-    make: Callable[[StepBatch], npt.NDArray[Any]]
+    host: torch.Tensor
+    machine: Machine
 
-    def refresh(self, batch: StepBatch) -> None:
-        """Raises ValueError when the batch holds more than the capacity."""
-        values = self.make(batch)
+    def put(self, values: npt.NDArray[Any], num_rows: int = 0) -> None:
+        """Make `values` the first entries, and zero those after them up to `num_rows`.
+
+        Raises ValueError when there are more values than the capacity.
+        """
         if len(values) > len(self.data):
             raise ValueError(f"{len(values)} entries exceed the {len(self.data)} compiled for")
-        region = tuple(slice(0, size) for size in values.shape)
-        self.data[region].copy_(torch.from_numpy(np.ascontiguousarray(values)))
+        host = self.host.numpy()
+        host[tuple(slice(0, size) for size in values.shape)] = values
+        host[len(values) : num_rows] = 0
+        stop = max(len(values), num_rows)
+        self.machine.upload(self.data[:stop], self.host[:stop])
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """An array that is made anew from the batch at the start of each step."""
+
+    staged: Staged
+    make: Callable[[StepBatch], npt.NDArray[Any]]
+
+    @property
+    def data(self) -> torch.Tensor:
+        return self.staged.data
+
+    def refresh(self, batch: StepBatch, num_rows: int) -> None:
+        """Raises ValueError when the batch holds more than the capacity."""
+        self.staged.put(self.make(batch), min(num_rows, len(self.data)))
 
 
 @dataclass(slots=True)
@@ -114,11 +147,15 @@ class Binder:
     has_fp8: bool
     num_programs: int  # of kernels that walk a work list
     launch: Launcher = launch
+    machine: Machine = field(default_factory=HostMachine)
     activations: dict[Buffer, Activation] = field(default_factory=dict)
     inputs: dict[Hashable, StepInput] = field(default_factory=dict)
     before_step: list[Callable[[StepBatch], None]] = field(default_factory=list)
+    variants: list[Callable[[], bool]] = field(default_factory=list)  # see `variant`
     logit_slice: LogitSlice = field(default_factory=LogitSlice)
     results: list[StepResult] = field(default_factory=list)  # of the head's slices in this step
+    work_bytes: int = 0  # of buffers, inputs and scratch memory
+    _readers: dict[int, ops.Linear] = field(default_factory=dict)  # by id of who quantises for them
     _made: dict[Hashable, Any] = field(default_factory=dict)
     _scratch: dict[str, torch.Tensor] = field(default_factory=dict)
 
@@ -135,6 +172,29 @@ class Binder:
     def activation(self, buffer: Buffer) -> Activation:
         return self.activations[buffer]
 
+    def activations_of(self, program: Program, rows: Rows) -> tuple[Activation, ...]:
+        return tuple(self.activations[made] for made in program.buffers if made.rows is rows)
+
+    @property
+    def variant(self) -> bool:
+        """Whether the body launches in this step what it does not in each (merges of splits)."""
+        return any(is_needed() for is_needed in self.variants)
+
+    def staged(self, shape: tuple[int, ...], dtype: torch.dtype = torch.int32) -> Staged:
+        """A device array that is filled from the host."""
+        data = self.zeros(shape, dtype)
+        return Staged(data, self.machine.staging(data), self.machine)
+
+    def fuse(self, pairs: Sequence[tuple[ops.Op, ops.Linear]]) -> None:
+        """Let the first of each pair quantise what the second reads (`fusion`)."""
+        self._readers = {id(op): reader for op, reader in pairs}
+
+    def reader_to_quantize_for(self, op: ops.Op) -> ops.Linear | None:
+        return self._readers.get(id(op))
+
+    def is_quantized_for(self, reader: ops.Linear) -> bool:
+        return any(reader is known for known in self._readers.values())
+
     def rows_per_program(self, width: int) -> int:
         """How many rows of so many columns one program of a row-wise kernel takes."""
         if self.table.arch == INTERPRETER:
@@ -142,7 +202,9 @@ class Binder:
         return max(1, ELEMENTS_PER_PROGRAM // width)
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(shape, dtype=dtype, device=self.device)
+        made = torch.zeros(shape, dtype=dtype, device=self.device)
+        self.work_bytes += made.nbytes
+        return made
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """What `make` gave when first asked for under this key: packed weights, tables."""
@@ -155,11 +217,10 @@ class Binder:
         key: Hashable,
         shape: tuple[int, ...],
         make: Callable[[StepBatch], npt.NDArray[Any]],
-        dtype: torch.dtype = torch.int32,
     ) -> StepInput:
-        """The input under this key, refreshed once per step for all that read it."""
+        """The input under this key, int32, refreshed once per step for all that read it."""
         if key not in self.inputs:
-            self.inputs[key] = StepInput(self.zeros(shape, dtype), make)
+            self.inputs[key] = StepInput(self.staged(shape), make)
         return self.inputs[key]
 
     def token_input(
@@ -172,6 +233,7 @@ class Binder:
         """Memory that ops use one after another; grown before the first step, zero at first."""
         have = self._scratch.get(name)
         if have is None or have.numel() < num_elements:
+            self.work_bytes -= 0 if have is None else have.nbytes
             self._scratch[name] = self.zeros((num_elements,), dtype)
         return self._scratch[name]
 

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import triton
 from hasten.kernels import ops
+from hasten.kernels.triton.binding import warps_for
+from hasten.kernels.triton.fusion import MAX_WIDTH
+from hasten.kernels.triton.quantize_rows import codes_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,10 +33,7 @@ def bind(op: Elementwise, binder: Binder) -> Kernel:
     if isinstance(op, ops.Input):
         return _nothing_to_do
     if isinstance(op, ops.ActMul):
-        x, out = binder.activation(op.x), binder.activation(op.out)
-        return _map(
-            act_mul_kernel, (x.data, out.data), x, out, binder, ACTIVATION=op.activation.value
-        )
+        return _bind_act_mul(op, binder)
     if isinstance(op, ops.ScaleLogits):
         logits = binder.activation(op.logits)
         cap = op.softcap or 0.0
@@ -44,6 +44,32 @@ def bind(op: Elementwise, binder: Binder) -> Kernel:
     if isinstance(op, ops.Tap):
         return _scaled(x, out, 1.0, binder)
     return _gather(x, out, binder)
+
+
+def _bind_act_mul(op: ops.ActMul, binder: Binder) -> Kernel:
+    x, out = binder.activation(op.x), binder.activation(op.out)
+    codes = codes_for(op, out, binder)
+    width = op.out.width
+    block = min(triton.next_power_of_2(width), BLOCK if codes is None else MAX_WIDTH)
+    rows = binder.rows_per_program(block)
+
+    def act_mul() -> None:
+        binder.launch(
+            act_mul_kernel,
+            (-(-out.num_rows // rows), -(-width // block)),
+            x.data,
+            out.data,
+            *((out.data, out.data) if codes is None else codes.tensors),
+            out.num_rows,
+            num_warps=4 if codes is None else warps_for(block * rows),
+            WIDTH=width,
+            ACTIVATION=op.activation.value,
+            GROUP_SIZE=0 if codes is None else codes.group_size,
+            BLOCK=block,
+            BLOCK_ROWS=rows,
+        )
+
+    return act_mul
 
 
 def _nothing_to_do() -> None:
@@ -72,31 +98,20 @@ def _scaled(
 ) -> Kernel:
     constants = {"GATHER": False, "ADD": False, "SOFTCAP": 0.0} | constants
     operands = (x.data, out.data, x.data if rows is None else rows, scale)
-    return _map(map_kernel, operands, out, out, binder, **constants)
-
-
-def _map(
-    kernel: Any,
-    operands: tuple[torch.Tensor | float, ...],
-    counted: Activation,
-    out: Activation,
-    binder: Binder,
-    **constants: Any,
-) -> Kernel:
     width = out.data.shape[1]
     block = min(triton.next_power_of_2(width), BLOCK)
-    rows = binder.rows_per_program(block)
+    rows_per_program = binder.rows_per_program(block)
 
     def run() -> None:
         binder.launch(
-            kernel,
-            (-(-counted.num_rows // rows), -(-width // block)),
+            map_kernel,
+            (-(-out.num_rows // rows_per_program), -(-width // block)),
             *operands,
-            counted.num_rows,
+            out.num_rows,
             num_warps=4,
             WIDTH=width,
             BLOCK=block,
-            BLOCK_ROWS=rows,
+            BLOCK_ROWS=rows_per_program,
             **constants,
         )
 

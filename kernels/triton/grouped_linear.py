@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from hasten.kernels.dtypes import DType
 from hasten.kernels.triton.binding import Activation
-from hasten.kernels.triton.linear import bind_matrices, constants_of, describe_part
+from hasten.kernels.triton.linear import MAX_NUMBERS, bind_matrices, constants_of, describe_part
 from hasten.kernels.triton.matrices import parts_of
 from hasten.kernels.triton.products import segment_len
 from hasten.kernels.triton.quantize_rows import bind_quantizer
@@ -39,6 +39,8 @@ def supports(op: ops.GroupedLinear, weights: Mapping[WeightName, Weight]) -> str
     num_rows = op.num_experts * rows_per_expert
     if weight.shape[0] != num_rows:
         return f"weight {op.weight} has {weight.shape[0]} rows, not {num_rows}"
+    if num_rows * weight.shape[1] > MAX_NUMBERS:
+        return f"weight {op.weight} has more than {MAX_NUMBERS} numbers"
     if op.x.dtype is not DType.BF16:
         return f"inputs of {op.x.dtype}; products take bfloat16"
     if any(part.shape[0] % rows_per_expert for part in parts_of(weight)):

@@ -15,7 +15,7 @@ import torch
 from hasten.kernels.dtypes import DType
 from hasten.kernels.triton.matrices import DENSE, FP8, kind_of, parts_of, to_matrix
 from hasten.kernels.triton.products import segment_len
-from hasten.kernels.triton.quantize_rows import bind_quantizer
+from hasten.kernels.triton.quantize_rows import Quantizer, bind_quantizer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,12 +27,16 @@ if TYPE_CHECKING:
     from hasten.kernels.weights import Matrix, Weight
 from hasten.kernels.triton.device.linear import linear_kernel
 
+MAX_NUMBERS = 2**31 - 1
+"""Of a weight: kernels count them in 32 bits."""
 MAX_SPREAD_ROWS = 128
 """Most rows whose segments are spread over programs: bounds the scratch memory."""
 
 
 def supports(op: ops.Linear, weights: Mapping[WeightName, Weight]) -> str | None:
     weight = weights[op.weight]
+    if weight.shape[0] * weight.shape[1] > MAX_NUMBERS:
+        return f"weight {op.weight} has more than {MAX_NUMBERS} numbers"
     if weight.shape != (op.out.width, op.x.width):
         return f"weight {op.weight} is {weight.shape}, not {(op.out.width, op.x.width)}"
     if op.x.dtype is not DType.BF16:
@@ -60,7 +64,8 @@ def bind(op: ops.Linear, binder: Binder) -> Kernel:
     for matrix in bind_matrices(op.weight, binder):
         columns = slice(start, start + matrix.shape[0])
         part_bias = None if bias is None else bias[columns]
-        calls.append(_Product(matrix, x, out, columns, part_bias, binder))
+        quantize = bind_quantizer(matrix, x, binder, is_done=binder.is_quantized_for(op))
+        calls.append(_Product(matrix, x, quantize, out, columns, part_bias, binder))
         start = columns.stop
     if len(calls) == 1:
         return calls[0]
@@ -107,6 +112,7 @@ class _Product:
         self,
         matrix: DeviceMatrix,
         x: Activation,
+        quantize: Quantizer,
         out: Activation,
         columns: slice,
         bias: torch.Tensor | None,
@@ -117,7 +123,7 @@ class _Product:
         self._x = x
         self._result = out.data[:, columns]
         self._bias = matrix.data if bias is None else bias
-        self._quantize = bind_quantizer(matrix, x, binder)
+        self._quantize = quantize
         width = matrix.shape[1]
         length = segment_len(*matrix.shape)
         self._num_segments = -(-width // length)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import triton
 from hasten.kernels import ops
+from hasten.kernels.triton.binding import warps_for
+from hasten.kernels.triton.fusion import MAX_WIDTH
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -13,10 +15,10 @@ if TYPE_CHECKING:
     import torch
     from hasten.kernels.program import WeightName
     from hasten.kernels.triton.binding import Activation, Binder, Kernel
+    from hasten.kernels.triton.quantize_rows import Codes
     from hasten.kernels.weights import Weight
 from hasten.kernels.triton.device.norms import norm_kernel
-
-MAX_WIDTH = 32768
+from hasten.kernels.triton.quantize_rows import codes_for
 
 
 def supports(
@@ -30,9 +32,10 @@ def bind(op: ops.RmsNorm | ops.NormColumns, binder: Binder) -> Kernel:
     x = binder.activation(op.x)
     if isinstance(op, ops.NormColumns):
         columns = x.data[:, op.start : op.stop]
-        return _norm(op, x, columns, columns, None, binder)
+        return _norm(op, x, columns, columns, None, None, binder)
+    out = binder.activation(op.out)
     residual = None if op.residual is None else binder.activation(op.residual).data
-    return _norm(op, x, x.data, binder.activation(op.out).data, residual, binder)
+    return _norm(op, x, x.data, out.data, residual, codes_for(op, out, binder), binder)
 
 
 def _norm(
@@ -41,6 +44,7 @@ def _norm(
     source: torch.Tensor,
     result: torch.Tensor,
     residual: torch.Tensor | None,
+    codes: Codes | None,
     binder: Binder,
 ) -> Kernel:
     weight = binder.vector(op.weight)
@@ -56,6 +60,7 @@ def _norm(
             source if residual is None else residual,
             weight,
             result,
+            *((result, result) if codes is None else codes.tensors),
             op.eps,
             x.num_rows,
             num_warps=warps_for(block * rows),
@@ -63,13 +68,9 @@ def _norm(
             X_STRIDE=source.stride(0),
             RESULT_STRIDE=result.stride(0),
             HAS_RESIDUAL=residual is not None,
+            GROUP_SIZE=0 if codes is None else codes.group_size,
             BLOCK=block,
             BLOCK_ROWS=rows,
         )
 
     return norm
-
-
-def warps_for(num_elements: int) -> int:
-    """So many that a thread holds about eight elements of a tile."""
-    return max(1, min(16, int(triton.next_power_of_2(num_elements)) // 256))

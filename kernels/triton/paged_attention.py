@@ -58,29 +58,29 @@ class _Work:
         self._num_programs = binder.num_programs
         # A request has at most one unit that is not full, and splits add at most one item per row.
         most = capacity.max_requests + -(-capacity.max_tokens // geometry.tokens_per_unit)
-        self._items = binder.zeros((most + MAX_PARTIAL_ROWS, ITEM_FIELDS), torch.int32)
-        self._merges = binder.zeros((most, MERGE_FIELDS), torch.int32)
-        self._counts = binder.zeros((2, 1), torch.int32)
-        self.has_merges = False
+        self._items = binder.staged((most + MAX_PARTIAL_ROWS, ITEM_FIELDS))
+        self._merges = binder.staged((most, MERGE_FIELDS))
+        self._counts = binder.staged((2, 1))
+        self._has_merges = False
         binder.before_step.append(self._plan)
+        binder.variants.append(lambda: self._has_merges)
 
     @property
     def items(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._items, self._counts[0]
+        return self._items.data, self._counts.data[0]
 
     @property
     def merges(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._merges, self._counts[1]
+        return self._merges.data, self._counts.data[1]
 
     def _plan(self, batch: StepBatch) -> None:
         self.upload(plan_attention(batch, self._geometry, self._num_programs))
 
     def upload(self, work: WorkList) -> None:
-        counts = np.array([[len(work.items)], [len(work.merges)]], dtype=np.int32)
-        self._items[: len(work.items)].copy_(torch.from_numpy(work.items))
-        self._merges[: len(work.merges)].copy_(torch.from_numpy(work.merges))
-        self._counts.copy_(torch.from_numpy(counts))
-        self.has_merges = len(work.merges) > 0
+        self._items.put(work.items)
+        self._merges.put(work.merges)
+        self._counts.put(np.array([[len(work.items)], [len(work.merges)]], dtype=np.int32))
+        self._has_merges = len(work.merges) > 0
 
 
 def bind(op: ops.PagedAttention, binder: Binder) -> Kernel:
@@ -134,7 +134,7 @@ def bind(op: ops.PagedAttention, binder: Binder) -> Kernel:
             TILE=config.block_in,
             **shape,
         )
-        if work.has_merges:
+        if binder.variant:
             binder.launch(
                 merge_kernel, (binder.num_programs,), *work.merges, *ends, num_warps=4, **shape
             )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import triton
-from hasten.kernels.triton.norms import warps_for
+from hasten.kernels.triton.binding import warps_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

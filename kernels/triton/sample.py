@@ -62,10 +62,9 @@ class _Sampler:
         self._block = min(triton.next_power_of_2(self._vocab_size), binder.table["sample"].block_in)
         self._num_warps = binder.table["sample"].num_warps
         capacity = max(binder.capacity.max_tokens, 1)
-        self._capacity = capacity
-        self._floats = binder.zeros((len(FLOAT_FIELDS), capacity), torch.float32)
-        self._ints = binder.zeros((len(INT_FIELDS), capacity), torch.int32)
-        self._seeds = binder.zeros((capacity, 2), torch.int32)
+        self._floats = binder.staged((capacity, len(FLOAT_FIELDS)), torch.float32)
+        self._ints = binder.staged((capacity, len(INT_FIELDS)))
+        self._seeds = binder.staged((capacity, 2))
         self._adjuster = _Adjuster(logits, binder, self._block, self._num_warps)
         self._chosen = binder.zeros((num_rows,), torch.int32)
         self._peaks = binder.zeros((num_rows,), torch.float32)
@@ -78,13 +77,9 @@ class _Sampler:
 
     def _prepare(self, batch: StepBatch) -> None:
         rows = batch.sampling
-        num_rows = batch.num_logit_rows
-        floats = np.stack([getattr(rows, name) for name in FLOAT_FIELDS])
-        ints = np.stack([getattr(rows, name) for name in INT_FIELDS])
-        seeds = np.ascontiguousarray(rows.seeds).view(np.int32).reshape(num_rows, 2)
-        self._floats[:, :num_rows].copy_(torch.from_numpy(floats))
-        self._ints[:, :num_rows].copy_(torch.from_numpy(ints))
-        self._seeds[:num_rows].copy_(torch.from_numpy(seeds))
+        self._floats.put(np.stack([getattr(rows, name) for name in FLOAT_FIELDS], axis=1))
+        self._ints.put(np.stack([getattr(rows, name) for name in INT_FIELDS], axis=1))
+        self._seeds.put(np.ascontiguousarray(rows.seeds).view(np.int32).reshape(-1, 2))
         self._num_logprobs = rows.num_logprobs
         self._any_drawn = bool((rows.temperature > 0).any())
         self._any_logprobs = bool((rows.num_logprobs >= 0).any())
@@ -93,12 +88,13 @@ class _Sampler:
     def __call__(self) -> None:
         num_rows, first = self._logits.num_rows, self._binder.logit_slice.start
         adjusted = self._adjuster.adjusted()
-        self._launch(greedy_kernel, adjusted, self._ints, self._chosen, self._peaks)
+        floats, ints, seeds = self._floats.data, self._ints.data, self._seeds.data
+        self._launch(greedy_kernel, adjusted, ints, self._chosen, self._peaks)
         if self._any_drawn:
-            self._launch(draw_kernel, adjusted, self._floats, self._ints, self._seeds, self._chosen)
+            self._launch(draw_kernel, adjusted, floats, ints, seeds, self._chosen)
         if self._any_logprobs:
             reported = self._logprobs, self._top_ids, self._top_logprobs
-            self._launch(report_kernel, self._logits.data, self._ints, self._chosen, *reported)
+            self._launch(report_kernel, self._logits.data, ints, self._chosen, *reported)
         if self._chosen.device.type != "meta":
             wanted = self._num_logprobs[first : first + num_rows]
             self._binder.results.append(self._result(wanted, first))
@@ -109,7 +105,6 @@ class _Sampler:
             (self._logits.num_rows,),
             *operands,
             self._binder.logit_slice.start,
-            self._capacity,
             self._vocab_size,
             num_warps=self._num_warps,
             BLOCK=self._block,

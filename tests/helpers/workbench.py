@@ -5,18 +5,23 @@ Engines of one workbench share its KV storage, so only one of them may be in use
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from hasten.core.engine import Engine
-from hasten.core.loading import LoadedModel
 from hasten.core.messages import AddRequest
 from hasten.core.protocols import Speculator
 from hasten.core.runner import InProcessExecutor
-from hasten.kernels.backend import KVPlan, get_backend
+from hasten.kernels.backend import Backend, KVPlan, get_backend
 from hasten.kernels.dtypes import DType
-from hasten.kernels.program import Capacity
+from hasten.kernels.program import Capacity, Program, WeightName
+from hasten.kernels.weights import Weight
 
 from tests.helpers.engines import EngineSize, make_parts
+
+if TYPE_CHECKING:
+    from hasten.core.loading import LoadedModel
 
 MAX_SEQS = 16
 MAX_TOKENS = 2048
@@ -42,8 +47,25 @@ class Workbench:
         kv_dtype: DType | None = None,
     ) -> Workbench:
         """`kv_dtype` is that of the activations unless told."""
-        backend = get_backend(kernels)
-        program = model.build_program(dtype, kv_dtype or dtype)
+        return cls.over(
+            get_backend(kernels),
+            model.build_program(dtype, kv_dtype or dtype),
+            model.weights,
+            num_blocks=num_blocks,
+            max_model_len=max_model_len,
+        )
+
+    @classmethod
+    def over(
+        cls,
+        backend: Backend,
+        program: Program,
+        weights: Mapping[WeightName, Weight],
+        *,
+        num_blocks: int,
+        max_model_len: int,
+    ) -> Workbench:
+        """The same of a program that was recorded already."""
         size = EngineSize(
             num_blocks=num_blocks,
             block_size=16,
@@ -55,7 +77,7 @@ class Workbench:
         executor = InProcessExecutor(
             backend,
             program,
-            model.weights,
+            weights,
             KVPlan(program.kv_groups, (num_blocks,) * len(program.kv_groups), size.block_size),
             Capacity(MAX_TOKENS, MAX_SEQS, max_logit_rows=64, max_model_len=max_model_len),
         )

@@ -32,6 +32,9 @@ def main() -> int:
         "--quick", action="store_true", help="one variant of each kernel, kind and tile"
     )
     parser.add_argument("--kernel", action="append", help="only kernels of this name")
+    parser.add_argument(
+        "--kept", type=Path, default=Path("build/kernel-check"), help="folder of what was found"
+    )
     arguments = parser.parse_args()
     started = time.monotonic()
     results: list[Compiled] = []
@@ -41,7 +44,7 @@ def main() -> int:
         variants = record_launches(arch, all_programs(models, schemes))
         if arguments.quick:
             variants = one_of_each(variants)
-        results += compile_arch(arch, variants, arguments.kernel)
+        results += compile_arch(arch, variants, arguments.kernel, arguments.kept)
     models = arguments.model or tuple(MODELS)
     write_report(results, models, arguments.out, is_quick=arguments.quick)
     complaints = judge(results)
@@ -52,14 +55,14 @@ def main() -> int:
 
 
 def compile_arch(
-    arch: str, variants: Mapping[Variant, str], kernels: Collection[str] | None
+    arch: str, variants: Mapping[Variant, str], kernels: Collection[str] | None, kept: Path
 ) -> list[Compiled]:
     """Compile what was recorded for one architecture: all of it, or some kernels."""
     wanted = [variant for variant in variants if kernels is None or variant.kernel in kernels]
     capability = int(arch.removeprefix("sm_"))
     num_processes = max(1, min(len(os.sched_getaffinity(0)), len(wanted) // FEW_VARIANTS))
     results = []
-    for variant, outcome in compile_all(wanted, capability, num_processes):
+    for variant, outcome in compile_all(wanted, capability, num_processes, kept):
         label = variants[variant]
         if isinstance(outcome, str):
             results.append(Compiled(arch, label, variant, None, outcome))

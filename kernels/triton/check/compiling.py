@@ -1,12 +1,19 @@
-"""Compiling recorded launches for an architecture, on as many processes as wanted."""
+"""Compiling recorded launches for an architecture, on as many processes as wanted.
+
+What was found is kept by what it depends on: the source of the kernel and of all that it calls,
+the variant, the architecture, and Triton's version. A run that was interrupted goes on where it
+was, and one after a change compiles what changed.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import multiprocessing
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import triton
 from hasten.kernels.triton.check.recording import ALIGNMENT, Variant
@@ -42,10 +49,14 @@ def compile_variant(variant: Variant, capability: int) -> MachineCode:
 
 
 def compile_all(
-    variants: Iterable[Variant], capability: int, num_processes: int
+    variants: Iterable[Variant], capability: int, num_processes: int, kept: Path
 ) -> Iterator[tuple[Variant, MachineCode | str]]:
-    """Each variant with its machine code, or with why it does not compile."""
-    attempt = partial(_attempt, capability=capability)
+    """Each variant with its machine code, or with why it does not compile.
+
+    What compiled is kept in the folder `kept`.
+    """
+    kept.mkdir(parents=True, exist_ok=True)
+    attempt = partial(_attempt, capability=capability, kept=kept)
     if num_processes == 1:
         yield from map(attempt, variants)
         return
@@ -54,9 +65,21 @@ def compile_all(
         yield from pool.map(attempt, variants)
 
 
-def _attempt(variant: Variant, capability: int) -> tuple[Variant, MachineCode | str]:
+def _attempt(variant: Variant, capability: int, kept: Path) -> tuple[Variant, MachineCode | str]:
+    path = kept / f"{_identity(variant, capability)}.json"
+    if path.exists():
+        return variant, MachineCode.from_json(path.read_text())
     try:
-        return variant, compile_variant(variant, capability)
+        code = compile_variant(variant, capability)
     except Exception as error:  # noqa: BLE001 (whatever the compiler raises is the finding)
         lines = str(error).strip().splitlines() or [""]
         return variant, f"{type(error).__name__}: {lines[-1]}"
+    path.write_text(code.to_json())
+    return variant, code
+
+
+def _identity(variant: Variant, capability: int) -> str:
+    """Names everything that decides what comes out."""
+    kernel = getattr(importlib.import_module(variant.module), variant.kernel)
+    parts = (kernel.cache_key, repr(variant), str(capability), triton.__version__)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from hasten.kernels.backend import KVPlan
+from hasten.kernels.conformance.cutting import BatchMaker, Part, greedy_rows
 from hasten.kernels.dtypes import DType
+from hasten.kernels.step import SparseRows
 from hasten.kernels.triton.backend import TritonBackend
 from hasten.kernels.triton.check.shapes import CAPACITY, ROW_COUNTS
+from hasten.kernels.triton.machine import HostMachine
 
 if TYPE_CHECKING:
     from hasten.kernels.program import Program, WeightName
+    from hasten.kernels.step import StepBatch
     from hasten.kernels.weights import Weight
 
 BLOCK_SIZE = 16
@@ -97,7 +102,7 @@ def record_launches(
 ) -> dict[Variant, str]:
     """All variants that programs (`shapes.all_programs`) would launch on `arch`."""
     recording = Recording()
-    backend = TritonBackend("meta", arch, recording)
+    backend = TritonBackend("meta", arch, recording, _NoMachine())
     for model, scheme, kv_dtype, program, weights in programs:
         if kv_dtype is DType.FP8_E4M3 and not backend.has_fp8:
             continue
@@ -107,4 +112,32 @@ def record_launches(
         for num_rows in ROW_COUNTS:
             executable.run_body(num_rows)
             executable.run_head(min(num_rows, CAPACITY.max_logit_rows))
+        executable.run(_rich_step(program))
     return recording.variants
+
+
+class _NoMachine(HostMachine):
+    """Takes what is staged, for a device that holds nothing."""
+
+    def staging(self, data: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(data.shape, dtype=data.dtype)
+
+
+def _rich_step(program: Program) -> StepBatch:
+    """One token behind a long context, whose row asks for everything that sampling has."""
+    context = CAPACITY.max_model_len // 2
+    maker = BatchMaker((context,), program.kv_groups)
+    one, entries = (
+        np.zeros(1, np.int32),
+        SparseRows(np.array([0, 1], np.int32), np.zeros(1, np.int32), np.ones(1, np.float32)),
+    )
+    num_words = -(-program.vocab_size // 32)
+    sampling = replace(
+        greedy_rows(1),
+        counts=entries,
+        bias=entries,
+        mask_idx=one,
+        masks=np.zeros((1, num_words), np.uint32),
+    )
+    batch = maker.batch([Part(0, context - 1, context)])
+    return replace(batch, token_ids=one, logit_rows=one, sampling=sampling)

@@ -22,19 +22,22 @@ slowly, which is how they are tested:
 
 They take bf16 activations, bf16 and fp8 caches, and every weight scheme. What a weight becomes on
 the device is in `kernels/triton/matrices.py`, how sums keep a row's bits the same for any number of
-rows in `kernels/triton/products.py` and `kernels/triton/paged_attention.py`. Tile sizes, warps and
-stages are in `kernels/triton/launch.json`, by architecture; `hasten check --tune` measures them
-anew on the GPU at hand and changes no result.
+rows in `kernels/triton/products.py` and `kernels/triton/paged_attention.py`, which norms and
+activations quantise for the fp8 product behind them in `kernels/triton/fusion.py`, how steps become
+CUDA graphs in `kernels/triton/graphs.py` ([gpu.md](gpu.md)). Tile sizes, warps and stages are in
+`kernels/triton/launch.json`, by architecture; `hasten check --tune` measures them anew on the GPU
+at hand and changes no result.
 
 ## The machine code
 
 `make kernels` compiles every kernel for every configuration of that table, without a GPU, and reads
-what comes out; it writes this page. It fails on spilled registers, on variants of one bit class
-that use different matrix instructions, on fp8 products without the fp8 instruction, on products and
-attention that miss the warp group's instructions on Hopper, and on decode paths without 16-byte
-loads. The bit class of a variant says which others must give a row the same bits: same
-architecture, kernel and kind of operands, hence one matrix instruction and one K step, whatever its
-width.
+what comes out; it writes this page. What it finds is kept in `build/kernel-check`, so that it goes
+on where it was interrupted and compiles again only what changed. It fails on spilled registers, on
+variants of one bit class that use different matrix instructions, on fp8 products without the fp8
+instruction, on products and attention that miss the warp group's instructions on Hopper, and on
+decode paths without 16-byte loads. The bit class of a variant says which others must give a row the
+same bits: same architecture, kernel and kind of operands, hence one matrix instruction and one K
+step, whatever its width.
 
 Below: {count} variants, {extent}, with the shapes of
 {models}. Each line sums up the variants of one kernel, architecture and tile;

@@ -8,10 +8,11 @@ Source: CUDA Binary Utilities, "Instruction Set Reference".
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import triton
@@ -36,6 +37,17 @@ class MachineCode:
     mma: tuple[tuple[str, int], ...]
     mma_names: tuple[str, ...]
     widest_load_bytes: int
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> MachineCode:
+        """What `to_json` wrote."""
+        found = json.loads(text)
+        found["mma"] = tuple((family, step) for family, step in found["mma"])
+        found["mma_names"] = tuple(found["mma_names"])
+        return cls(**found)
 
 
 def read_cubin(cubin: bytes, shared_bytes: int) -> MachineCode:

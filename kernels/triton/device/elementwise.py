@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from hasten.kernels.triton.device.numbers import cast, tanh
+from hasten.kernels.triton.device.quantize_rows import store_codes
 
 
 @triton.jit
@@ -20,9 +21,12 @@ def _activate(gate, ACTIVATION: tl.constexpr):
 def act_mul_kernel(
     x,
     result,
+    codes,  # with their scales, where GROUP_SIZE is not 0; a tile is then as wide as a row
+    scales,
     num_rows,
     WIDTH: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
 ):
@@ -33,6 +37,8 @@ def act_mul_kernel(
     up = tl.load(x + row * (2 * WIDTH) + WIDTH + column, mask=mask, other=0.0).to(tl.float32)
     value = cast(_activate(gate, ACTIVATION) * up, result.dtype.element_ty)
     tl.store(result + row * WIDTH + column, value, mask=mask)
+    if GROUP_SIZE > 0:
+        store_codes(value.to(tl.float32), codes, scales, row, num_rows, WIDTH, GROUP_SIZE)
 
 
 @triton.jit(do_not_specialize=["num_rows", "scale"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from hasten.kernels.triton.device.products import finish, segment
+from hasten.kernels.triton.device.products import finish, sum_segments
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
@@ -26,9 +26,11 @@ def list_pairs_kernel(
         chosen = tl.load(routing + place, mask=pair < num_pairs, other=-1.0).to(tl.int32)
         found = (chosen == expert).to(tl.int32)
         position = num_found + tl.cumsum(found, axis=0) - 1
-        tl.store(pairs + expert * CAPACITY + position, pair, mask=found != 0)
+        # A row of NaN may name one expert twice: what is too much must not run into other lists.
+        inside = (found != 0) & (position < CAPACITY)
+        tl.store(pairs + expert * CAPACITY + position, pair, mask=inside)
         num_found += tl.sum(found, axis=0)
-    tl.store(counts + expert, num_found)
+    tl.store(counts + expert, tl.minimum(num_found, CAPACITY))
 
 
 @triton.jit
@@ -72,31 +74,28 @@ def grouped_linear_kernel(
         lane = first + tl.arange(0, BLOCK_ROWS)
         pair = tl.load(pairs + expert * CAPACITY + tl.minimum(lane, count - 1)).to(tl.int64)
         row = pair // NUM_ACTIVE if IS_SHARED else pair
-        total = tl.zeros((BLOCK_OUT, BLOCK_ROWS), tl.float32)
-        for part in range(NUM_SEGMENTS):
-            start = part * SEGMENT_LEN
-            total += segment(
-                x,
-                x_scale,
-                weight,
-                scale,
-                offset,
-                row,
-                out,
-                start,
-                tl.minimum(start + SEGMENT_LEN, WIDTH),
-                KIND,
-                CODES,
-                WIDTH,
-                WIDTH,
-                OUT_WIDTH,
-                GROUP_SIZE,
-                HAS_OFFSET,
-                SCALES_PER_GROUP,
-                WEIGHT_GROUPS,
-                INPUT_GROUPS,
-                BLOCK_IN,
-            )
+        total = sum_segments(
+            x,
+            x_scale,
+            weight,
+            scale,
+            offset,
+            row,
+            out,
+            0,
+            NUM_SEGMENTS,
+            SEGMENT_LEN,
+            KIND,
+            CODES,
+            WIDTH,
+            OUT_WIDTH,
+            GROUP_SIZE,
+            HAS_OFFSET,
+            SCALES_PER_GROUP,
+            WEIGHT_GROUPS,
+            INPUT_GROUPS,
+            BLOCK_IN,
+        )
         value = finish(
             total,
             x_scale,

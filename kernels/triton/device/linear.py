@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from hasten.kernels.triton.device.products import finish, segment
+from hasten.kernels.triton.device.products import finish, sum_segments
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -41,32 +41,29 @@ def linear_kernel(
     own_out = tl.program_id(1) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     row = tl.minimum(own_row, num_rows - 1).to(tl.int64)
     out = tl.minimum(own_out, OUT_WIDTH - 1)
-    total = tl.zeros((BLOCK_OUT, BLOCK_ROWS), tl.float32)
     first = tl.program_id(2) if SPREAD else 0
-    for part in range(first, first + 1 if SPREAD else NUM_SEGMENTS):
-        start = part * SEGMENT_LEN
-        total += segment(
-            x,
-            x_scale,
-            weight,
-            scale,
-            offset,
-            row,
-            out,
-            start,
-            tl.minimum(start + SEGMENT_LEN, WIDTH),
-            KIND,
-            CODES,
-            WIDTH,
-            WIDTH,
-            OUT_WIDTH,
-            GROUP_SIZE,
-            HAS_OFFSET,
-            SCALES_PER_GROUP,
-            WEIGHT_GROUPS,
-            INPUT_GROUPS,
-            BLOCK_IN,
-        )
+    total = sum_segments(
+        x,
+        x_scale,
+        weight,
+        scale,
+        offset,
+        row,
+        out,
+        first,
+        first + 1 if SPREAD else NUM_SEGMENTS,
+        SEGMENT_LEN,
+        KIND,
+        CODES,
+        WIDTH,
+        OUT_WIDTH,
+        GROUP_SIZE,
+        HAS_OFFSET,
+        SCALES_PER_GROUP,
+        WEIGHT_GROUPS,
+        INPUT_GROUPS,
+        BLOCK_IN,
+    )
     held = (own_row < num_rows)[:, None] & (own_out < OUT_WIDTH)[None, :]
     is_last = True
     if SPREAD:

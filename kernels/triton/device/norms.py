@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from hasten.kernels.triton.device.numbers import cast
+from hasten.kernels.triton.device.quantize_rows import store_codes
 
 
 @triton.jit
@@ -20,12 +21,15 @@ def norm_kernel(
     residual,
     weight,
     result,
+    codes,  # with their scales, where GROUP_SIZE is not 0
+    scales,
     eps,
     num_rows,
     WIDTH: tl.constexpr,
     X_STRIDE: tl.constexpr,
     RESULT_STRIDE: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
 ):
@@ -41,5 +45,7 @@ def norm_kernel(
         tl.store(held, rounded, mask=mask)
         value = rounded.to(tl.float32)
     gain = tl.load(weight + column, mask=column < WIDTH, other=0.0)
-    value = normalize(value, gain, eps, WIDTH)
-    tl.store(result + row * RESULT_STRIDE + column, cast(value, result.dtype.element_ty), mask=mask)
+    value = cast(normalize(value, gain, eps, WIDTH), result.dtype.element_ty)
+    tl.store(result + row * RESULT_STRIDE + column, value, mask=mask)
+    if GROUP_SIZE > 0:
+        store_codes(value.to(tl.float32), codes, scales, row, num_rows, WIDTH, GROUP_SIZE)

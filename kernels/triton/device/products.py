@@ -11,7 +11,7 @@ MAGIC_VALUE: tl.constexpr = tl.constexpr(8388608.0)
 
 
 @triton.jit
-def segment(
+def sum_segments(
     x,
     x_scale,
     weight,
@@ -19,12 +19,62 @@ def segment(
     offset,
     row,  # [block_rows] int64, rows of x
     out,  # [block_out], rows of the weight
+    first,
+    last,
+    SEGMENT_LEN: tl.constexpr,
+    KIND: tl.constexpr,
+    CODES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    OUT_WIDTH: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
+    HAS_OFFSET: tl.constexpr,
+    SCALES_PER_GROUP: tl.constexpr,
+    WEIGHT_GROUPS: tl.constexpr,
+    INPUT_GROUPS: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+):
+    """Segments first .. last - 1, each summed from zero, in order: [block_out, block_rows] fp32."""
+    total = tl.zeros((out.shape[0], row.shape[0]), tl.float32)
+    for part in range(first, last):
+        start = part * SEGMENT_LEN
+        total += _segment(
+            x,
+            x_scale,
+            weight,
+            scale,
+            offset,
+            row,
+            out,
+            start,
+            tl.minimum(start + SEGMENT_LEN, WIDTH),
+            KIND,
+            CODES,
+            WIDTH,
+            OUT_WIDTH,
+            GROUP_SIZE,
+            HAS_OFFSET,
+            SCALES_PER_GROUP,
+            WEIGHT_GROUPS,
+            INPUT_GROUPS,
+            BLOCK_IN,
+        )
+    return total
+
+
+@triton.jit
+def _segment(
+    x,
+    x_scale,
+    weight,
+    scale,
+    offset,
+    row,
+    out,
     start,
     stop,
     KIND: tl.constexpr,
     CODES: tl.constexpr,
     WIDTH: tl.constexpr,
-    X_STRIDE: tl.constexpr,
     OUT_WIDTH: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
     HAS_OFFSET: tl.constexpr,
@@ -35,7 +85,7 @@ def segment(
 ):
     """The sum over inputs start .. stop, [block_out, block_rows] fp32."""
     if KIND == "dense":
-        return _dense(x, weight, row, out, start, stop, WIDTH, X_STRIDE, BLOCK_IN)
+        return _dense(x, weight, row, out, start, stop, WIDTH, BLOCK_IN)
     elif KIND == "packed":
         return _packed(
             x,
@@ -48,7 +98,6 @@ def segment(
             stop,
             CODES,
             WIDTH,
-            X_STRIDE,
             OUT_WIDTH,
             GROUP_SIZE,
             HAS_OFFSET,
@@ -64,7 +113,6 @@ def segment(
             start,
             stop,
             WIDTH,
-            X_STRIDE,
             OUT_WIDTH,
             SCALES_PER_GROUP,
             WEIGHT_GROUPS,
@@ -73,9 +121,9 @@ def segment(
 
 
 @triton.jit
-def _tile(base, row, STRIDE: tl.constexpr, column, WIDTH: tl.constexpr, EVEN: tl.constexpr):
-    """Columns `column` of rows `row`; zeros past column WIDTH."""
-    pointers = base + row[:, None] * STRIDE + column[None, :]
+def _tile(base, row, WIDTH: tl.constexpr, column, EVEN: tl.constexpr):
+    """Columns `column` of rows `row` of a matrix; zeros past column WIDTH."""
+    pointers = base + row[:, None] * WIDTH + column[None, :]
     if EVEN:
         return tl.load(pointers)
     else:
@@ -91,15 +139,14 @@ def _dense(
     start,
     stop,
     WIDTH: tl.constexpr,
-    X_STRIDE: tl.constexpr,
     BLOCK_IN: tl.constexpr,
 ):
     acc = tl.zeros((out.shape[0], row.shape[0]), tl.float32)
     even: tl.constexpr = WIDTH % BLOCK_IN == 0
     for k in range(start, stop, BLOCK_IN):
         column = k + tl.arange(0, BLOCK_IN)
-        w = _tile(weight, out, WIDTH, column, WIDTH, even)
-        a = _tile(x, row, X_STRIDE, column, WIDTH, even)
+        w = _tile(weight, out, WIDTH, column, even)
+        a = _tile(x, row, WIDTH, column, even)
         acc = dot(w, tl.trans(a), acc)
     return acc
 
@@ -130,7 +177,6 @@ def _packed(
     stop,
     CODES: tl.constexpr,
     WIDTH: tl.constexpr,
-    X_STRIDE: tl.constexpr,
     OUT_WIDTH: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
     HAS_OFFSET: tl.constexpr,
@@ -154,7 +200,7 @@ def _packed(
                 w = tl.fma(w, s, tl.load(offset + group * OUT_WIDTH + out)[:, None])
             else:
                 w = w * s
-            a = _tile(x, row, X_STRIDE, first + tl.arange(0, 32), WIDTH, even)
+            a = _tile(x, row, WIDTH, first + tl.arange(0, 32), even)
             acc = dot(to_bf16(w), tl.trans(a), acc)
     return acc
 
@@ -170,7 +216,6 @@ def _fp8(
     start,
     stop,
     WIDTH: tl.constexpr,
-    X_STRIDE: tl.constexpr,
     OUT_WIDTH: tl.constexpr,
     SCALES_PER_GROUP: tl.constexpr,
     WEIGHT_GROUPS: tl.constexpr,
@@ -180,8 +225,8 @@ def _fp8(
     even: tl.constexpr = WIDTH % 128 == 0
     for k in range(start, stop, 128):
         column = k + tl.arange(0, 128)
-        w = _tile(weight, out, WIDTH, column, WIDTH, even)
-        a = _tile(x, row, X_STRIDE, column, WIDTH, even)
+        w = _tile(weight, out, WIDTH, column, even)
+        a = _tile(x, row, WIDTH, column, even)
         part = dot_e4m3(w, tl.trans(a))
         if SCALES_PER_GROUP:
             group = k // 128

@@ -13,6 +13,8 @@ FIRST_WEYL: tl.constexpr = tl.constexpr(WEYL[0])
 SECOND_WEYL: tl.constexpr = tl.constexpr(WEYL[1])
 ROUNDS: tl.constexpr = tl.constexpr(NUM_ROUNDS)
 TOP: tl.constexpr = tl.constexpr(MAX_LOGPROBS)
+FLOAT_WIDTH: tl.constexpr = tl.constexpr(3)
+INT_WIDTH: tl.constexpr = tl.constexpr(5)
 NEGATIVE: tl.constexpr = tl.constexpr(0x80000000)
 NOBODY: tl.constexpr = tl.constexpr(0x7FFFFFFF)
 
@@ -154,17 +156,16 @@ def _choose(logits, factor, limit, equals, position, sample_idx, low, high, voca
 @triton.jit
 def greedy_kernel(
     logits,  # [rows, vocab_size] fp32, adjusted
-    ints,  # [5, capacity]: INT_FIELDS
+    ints,  # [rows of the step, 5]: INT_FIELDS
     chosen,  # [rows] int32
     peaks,  # [rows] fp32: the largest logit, NaN if one is
     first_row,
-    capacity,
     vocab_size,
     BLOCK: tl.constexpr,
 ):
     """The largest logit of each row, or the token to score."""
     row = tl.program_id(0)
-    target = tl.load(ints + 4 * capacity + first_row + row)
+    target = tl.load(ints + (first_row + row) * INT_WIDTH + 4)
     peak = float("-inf")
     greedy_id = NOBODY
     is_nan = 0
@@ -182,12 +183,11 @@ def greedy_kernel(
 @triton.jit
 def draw_kernel(
     logits,  # [rows, vocab_size] fp32, adjusted
-    floats,  # [3, capacity]: FLOAT_FIELDS
-    ints,  # [5, capacity]: INT_FIELDS
-    seeds,  # [capacity, 2] low and high words
+    floats,  # [rows of the step, 3]: FLOAT_FIELDS
+    ints,  # [rows of the step, 5]: INT_FIELDS
+    seeds,  # [rows of the step, 2] low and high words
     chosen,  # [rows] int32
     first_row,
-    capacity,
     vocab_size,
     BLOCK: tl.constexpr,
 ):
@@ -195,8 +195,10 @@ def draw_kernel(
     row = tl.program_id(0)
     record = first_row + row
     logits += row.to(tl.int64) * vocab_size
-    temperature = tl.load(floats + record)
-    target = tl.load(ints + 4 * capacity + record)
+    floats += record * FLOAT_WIDTH
+    ints += record * INT_WIDTH
+    temperature = tl.load(floats)
+    target = tl.load(ints + 4)
     if (target < 0) & (temperature > 0):
         factor = 1.0 / temperature
         peak = float("-inf")
@@ -207,21 +209,19 @@ def draw_kernel(
             logits,
             factor,
             peak,
-            tl.load(ints + record),
-            tl.load(floats + 2 * capacity + record),
+            tl.load(ints),
+            tl.load(floats + 2),
             vocab_size,
             BLOCK,
         )
-        limit, equals = _filter(
-            logits, factor, peak, count, tl.load(floats + capacity + record), vocab_size, BLOCK
-        )
+        limit, equals = _filter(logits, factor, peak, count, tl.load(floats + 1), vocab_size, BLOCK)
         token = _choose(
             logits,
             factor,
             limit,
             equals,
-            tl.load(ints + capacity + record),
-            tl.load(ints + 2 * capacity + record),
+            tl.load(ints + 1),
+            tl.load(ints + 2),
             tl.load(seeds + 2 * record).to(tl.uint32, bitcast=True),
             tl.load(seeds + 2 * record + 1).to(tl.uint32, bitcast=True),
             vocab_size,
@@ -269,19 +269,18 @@ def _filter(logits, factor, peak, count, top_p, vocab_size, BLOCK: tl.constexpr)
 @triton.jit
 def report_kernel(
     logits,  # [rows, vocab_size] fp32, raw
-    ints,  # [5, capacity]: INT_FIELDS
+    ints,  # [rows of the step, 5]: INT_FIELDS
     chosen,  # [rows] int32
     logprobs,  # [rows] fp32
     top_ids,  # [rows, TOP] int32
     top_logprobs,  # [rows, TOP] fp32
     first_row,
-    capacity,
     vocab_size,
     BLOCK: tl.constexpr,
 ):
     """Log-probabilities of the chosen token and of the most likely ones, where asked for."""
     row = tl.program_id(0)
-    num_logprobs = tl.load(ints + 3 * capacity + first_row + row)
+    num_logprobs = tl.load(ints + (first_row + row) * INT_WIDTH + 3)
     if num_logprobs >= 0:
         _report(
             logits + row.to(tl.int64) * vocab_size,

@@ -59,6 +59,10 @@ def test_narrow_loads_are_allowed_where_rows_are_many() -> None:
     assert violations(product(replace(GOOD, widest_load_bytes=8), block_rows=128)) == []
 
 
+def test_what_was_found_is_kept() -> None:
+    assert MachineCode.from_json(GOOD.to_json()) == GOOD
+
+
 def test_a_bit_class_with_two_instructions_is_found() -> None:
     other = product(replace(GOOD, mma=(("HMMA", 16),)), block_rows=64)
     assert split_classes([product(), product(block_rows=128)]) == {}
@@ -105,7 +109,7 @@ def test_products_and_attention_compile_well_for_hopper(tmp_path: Path) -> None:
         "hasten.kernels.triton.check",
         *("--quick", "--arch=sm_90", "--model=SmolLM2-135M", "--scheme=fp8"),
         *("--kernel=linear_kernel", "--kernel=attention_kernel"),
-        f"--out={tmp_path}",
+        *(f"--out={tmp_path}", f"--kept={tmp_path / 'kept'}"),
     ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -113,3 +117,5 @@ def test_products_and_attention_compile_well_for_hopper(tmp_path: Path) -> None:
     kinds = {"fp8", "fp8 cache"}
     assert {entry["kind"] for entry in found} == kinds
     assert "QGMMA.64x16x32" in (tmp_path / "kernels.md").read_text()
+    kept = [MachineCode.from_json(path.read_text()) for path in (tmp_path / "kept").iterdir()]
+    assert sorted(code.registers for code in kept) == sorted(entry["registers"] for entry in found)
