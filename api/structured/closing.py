@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hasten.api.structured.compiler import refuse_failed
 
@@ -27,6 +27,10 @@ MAX_COMPLETION_STEPS = 512
 """Bytes or forced tokens: a way that has not ended by then counts as endless."""
 MIN_MARGIN = 32  # tokens, where the limit leaves so many
 MAX_EVERY = 8  # positions
+SPARE_SHARE = 3
+"""Of the tokens that a way leaves to spare, one in so many may go by before it is looked for anew.
+
+Each takes one from the rest and may make the way longer by one and more."""
 _ONLY_IN_TEXT = b"qK~&"
 """Where all of these may follow there is text; in numbers, addresses and between values not."""
 
@@ -97,18 +101,31 @@ def _in_fewer_tokens(vocabulary: Vocabulary, matcher: LLMatcher, path: list[int]
     return tokens if fewer else path
 
 
+class _Look(NamedTuple):
+    """The way to an end that was found at a position, if any, and whether it has to be taken.
+
+    Where it need not be, the next look is at position `until`.
+    """
+
+    position: int
+    way: list[int] | None
+    is_due: bool
+    until: int
+
+
 class Closing:
     """When one request's output has to be led to its end. `shortest` is from its beginning.
 
-    A way is looked for at every few positions, which takes as long as some masks; between them, and
-    from the first that has to be taken on, it is known. Rows are asked for in order: of drafts that
-    turn out wrong, again.
+    Looking for a way takes as long as many masks, so it is done seldom while there is room to
+    spare, and not where the last one still leads to an end, as it does inside a text. One that has
+    to be taken is known to its end. Rows are asked for in order: of drafts that turn out wrong,
+    again, and what was found behind them is forgotten.
     """
 
     def __init__(self, shortest: list[int] | None, max_tokens: int) -> None:
         self._max_tokens = max_tokens
         self._every = max(1, min(MAX_EVERY, max_tokens // 16))
-        self._ways: dict[int, list[int] | None] = {}
+        self._looks: list[_Look] = []
         # Without a way, or with none that fits, the model chooses and the limit ends it.
         shortest_len = max_tokens if shortest is None else len(shortest)
         spare = max_tokens - shortest_len - 1
@@ -122,22 +139,36 @@ class Closing:
         """The only token to allow in the row behind so many; EOS at the end; None for any."""
         if self._max_tokens - num_output_tokens > self._zone:
             return None
-        ahead = num_output_tokens % self._every
-        position = num_output_tokens - ahead
-        if ahead == 0:
-            self._ways[position] = self._way(vocabulary, matcher, position)
-        way = self._ways.get(position)
-        if way is None:
+        looks = self._looks
+        while looks and looks[-1].position >= num_output_tokens:
+            looks.pop()
+        last = looks[-1] if looks else None
+        if last is None or (not last.is_due and last.until <= num_output_tokens):
+            known = None if last is None else last.way
+            last = self._look(vocabulary, matcher, num_output_tokens, known)
+            looks.append(last)
+        if not last.is_due or last.way is None:
             return None
-        return way[ahead] if ahead < len(way) else vocabulary.eos_token_id
+        ahead = num_output_tokens - last.position
+        return last.way[ahead] if ahead < len(last.way) else vocabulary.eos_token_id
 
-    def _way(self, vocabulary: Vocabulary, matcher: LLMatcher, position: int) -> list[int] | None:
-        """What has to be written from here on; None while the model is free."""
-        before = self._ways.get(position - self._every)
-        if before is not None:
-            return before[self._every :]
-        path = completion(vocabulary, matcher)
-        # The end is a token too.
-        slack = 1 + self._margin + self._every
-        is_free = path is None or len(path) + slack < self._max_tokens - position
-        return None if is_free else path
+    def _look(
+        self, vocabulary: Vocabulary, matcher: LLMatcher, position: int, known: list[int] | None
+    ) -> _Look:
+        if known is not None and self._spare(position, known) > 0:
+            ending = [*known, vocabulary.eos_token_id]
+            if matcher.validate_tokens(ending) == len(ending):
+                return self._free(position, known)
+        way = completion(vocabulary, matcher)
+        if way is None or self._spare(position, way) > 0:
+            return self._free(position, way)
+        return _Look(position, way, is_due=True, until=position)
+
+    def _free(self, position: int, way: list[int] | None) -> _Look:
+        spare = 0 if way is None else self._spare(position, way)
+        until = position + max(self._every, spare // SPARE_SHARE)
+        return _Look(position, way, is_due=False, until=until)
+
+    def _spare(self, position: int, way: list[int]) -> int:
+        """How many tokens are left beyond those of the way, the end, and the margin."""
+        return self._max_tokens - position - len(way) - 1 - self._margin - self._every
