@@ -49,7 +49,7 @@ def check_bits(setting: Setting, scheme: str) -> Iterator[Row]:
     runner = _Runner.make(setting, model, TINY_LENGTHS if setting.is_tiny else LENGTHS)
     ways = schedules(runner.lengths)
     if setting.is_tiny:
-        ways = {name: ways[name] for name in ("together", "prompt, then decode")}
+        ways = {name: ways[name] for name in ("together", "chunks of 7")}
     together = runner.run(ways.pop("together"))
     for name, way in ways.items():
         found = runner.run(way)
@@ -97,7 +97,8 @@ class _Runner:
             ended = [part for part in parts if part.stop == self.lengths[part.request]]
             result = self.executable.run(_with_logits(self.maker.batch(parts), parts, ended))
             hidden[self.maker.rows(parts)] = self.executable.tap(self.tap)
-            logprobs[[part.request for part in ended]] = result.top_logprobs
+            if ended:
+                logprobs[[part.request for part in ended]] = result.top_logprobs
         return _Outcome(hidden, logprobs)
 
 

@@ -49,7 +49,7 @@ def _scenarios(
     warm = bench.engine()
     run_requests(warm, requests[:1])
     yield "warm prefix cache", run_requests(warm, requests), {}
-    yield "alone", run_alone(bench.engine(), requests[:3]), {}
+    yield "alone", run_alone(bench.engine(), requests[: 1 if setting.is_tiny else 4]), {}
     chunked = bench.engine(max_num_batched_tokens=16, enable_prefix_caching=False)
     yield "chunks of 16", run_requests(chunked, requests), {}
     tight = overbooked(setting, bench, requests)
@@ -63,7 +63,7 @@ def overbooked(setting: Setting, bench: Workbench, requests: list[AddRequest]) -
     """A pool of 60 % of demand, and an engine that expects shorter outputs than are asked for."""
     total, largest = bench.demand(requests)
     engine = bench.engine(num_blocks=1 + max(largest, int(0.6 * total)), max_num_batched_tokens=64)
-    expect_short_outputs(engine, 24 if setting.is_tiny else 100)
+    expect_short_outputs(engine, 16 if setting.is_tiny else 100)
     return engine
 
 
