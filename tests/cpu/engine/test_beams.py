@@ -28,7 +28,6 @@ def beams(width: int, **fields: object) -> GenerationParams:
     return GenerationParams(max_tokens=12, seed=0, n=width, beam=beam, logprobs=0, **fields)  # type: ignore[arg-type]  # fields of GenerationParams
 
 
-@pytest.mark.parametrize("kernels", ["reference", "cpu"])
 def test_a_search_finds_what_a_dense_forward_finds(kernels: str, tmp_path: Path) -> None:
     theirs = save_tiny_model("llama", tmp_path)
     model = load_model(str(tmp_path))
