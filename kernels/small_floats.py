@@ -16,7 +16,9 @@ import numpy.typing as npt
 try:
     import ml_dtypes
 except ImportError:
-    ml_dtypes = None
+    HAS_ML_DTYPES = False
+else:
+    HAS_ML_DTYPES = True
 
 F32Array = npt.NDArray[np.float32]
 
@@ -25,23 +27,22 @@ E4M3_NAN = 0x7F
 
 def as_bf16(values: npt.ArrayLike) -> npt.NDArray[Any]:
     """The nearest bf16 numbers, ties to even."""
-    if ml_dtypes is not None:
+    if HAS_ML_DTYPES:
         return np.asarray(values).astype(ml_dtypes.bfloat16)
     return round_to_bf16(values)
 
 
 def as_e4m3(values: npt.ArrayLike) -> npt.NDArray[Any]:
     """The nearest e4m3 numbers, ties to even; beyond +-448 is NaN."""
-    if ml_dtypes is not None:
+    if HAS_ML_DTYPES:
         return np.asarray(values).astype(ml_dtypes.float8_e4m3fn)
     return e4m3_codes(values)
 
 
 def e4m3_values(data: npt.NDArray[Any]) -> F32Array:
     """What e4m3 numbers, or their codes, stand for."""
-    if data.dtype == np.uint8:
-        return _e4m3_table()[data]
-    return data.astype(np.float32)
+    values: F32Array = _e4m3_table()[data] if data.dtype == np.uint8 else data.astype(np.float32)
+    return values
 
 
 def round_to_bf16(values: npt.ArrayLike) -> F32Array:
@@ -63,7 +64,8 @@ def e4m3_codes(values: npt.ArrayLike) -> npt.NDArray[np.uint8]:
     is_tie = middles[np.minimum(code, len(middles) - 1)] == size
     code += is_tie & (code % 2 == 1)
     code = np.where(np.isnan(wide), E4M3_NAN, np.minimum(code, E4M3_NAN))
-    return (code + 128 * np.signbit(wide)).astype(np.uint8)
+    codes: npt.NDArray[np.uint8] = (code + 128 * np.signbit(wide)).astype(np.uint8)
+    return codes
 
 
 @cache

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from hasten.kernels.triton.machine import Graph, Machine
 
-GRAPH_ROWS = (1, 2, 4, 8, *range(16, 65, 8), *range(96, 257, 32))
+GRAPH_ROWS: tuple[int, ...] = (1, 2, 4, 8, *range(16, 65, 8), *range(96, 257, 32))
 """The sizes that steps are padded to."""
 NUM_VARIANTS = 2
 """Graphs of one size: with and without splits of attention to merge."""

@@ -85,7 +85,7 @@ class CudaMachine:
         running server longer than capturing does.
         """
         graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.Stream()
+        stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             graph.capture_begin(capture_error_mode="thread_local")

@@ -83,7 +83,7 @@ def check_graphs(setting: Setting) -> Iterator[Row]:
 
 
 def _requests(setting: Setting) -> list[AddRequest]:
-    count, max_tokens = (2, 5) if setting.is_tiny else (24, 40)
+    count, max_tokens = (1, 5) if setting.is_tiny else (24, 40)
     return [
         ask(
             f"r{i}",

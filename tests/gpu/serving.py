@@ -86,7 +86,7 @@ def _decode(
     engine = Engine(make_parts(size, executor, model.program.vocab_size))
     for request in requests:
         engine.add_request(request)
-    prefill_s, steps, started = 0.0, [], set()
+    prefill_s, steps, started = 0.0, list[float](), set[str]()
     while engine.has_work:
         begin = perf_counter()
         outputs = engine.step()

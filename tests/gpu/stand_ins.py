@@ -10,11 +10,12 @@ import dataclasses
 import importlib
 import sys
 from types import ModuleType
-from typing import Any
+from typing import Any, dataclass_transform
 
 STRUCT_OPTIONS = ("frozen", "kw_only")
 
 
+@dataclass_transform(field_specifiers=(dataclasses.field,))
 class Struct:
     """A dataclass with the class arguments of `msgspec.Struct`."""
 
