@@ -368,7 +368,8 @@ def assemble(
         scheduling,
         blocks,
         queue_policy(scheduling.scheduling_policy),
-        ItlBudget(step_times, scheduling.step_limit_s, plan.block_size),
+        budget=ItlBudget(step_times, scheduling.step_limit_s, plan.block_size),
+        prompt_budget=ItlBudget(step_times, scheduling.max_stall_ms / 1000, plan.block_size),
         first_tokens=FirstTokenBudget(step_times, plan.block_size),
     )
     speculator = None

@@ -265,7 +265,7 @@ class StepTimeModel:
 
 @dataclass(slots=True)
 class ItlBudget:
-    """Cuts prompts so that predicted steps stay under a target while requests decode.
+    """Cuts prompts so that predicted steps stay under a target.
 
     A prompt always gets at least `min_chunk` tokens, so that a target no step can meet slows
     prompts down and starves none.

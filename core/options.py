@@ -106,7 +106,7 @@ class SchedulerOptions:
     )
     max_stall_ms: float = option(
         250.0,
-        "keep predicted steps under this while requests decode, by cutting prompts smaller",
+        "keep predicted steps under this, by cutting prompts smaller",
     )
     target_itl_ms: float | None = option(
         None, "a lower --max-stall-ms: the time between two tokens of a stream that is aimed at"

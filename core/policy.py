@@ -87,7 +87,7 @@ class PriorityFirst(HalfOfWhatIsLeft):
 
 
 class StepBudget(Protocol):
-    """Bounds the prefill of a step that also decodes (`latency.ItlBudget`)."""
+    """Bounds the prefill of a step (`latency.ItlBudget`)."""
 
     def max_chunk(self, step: StepShape, start: int, wanted: int) -> int:
         """How many of a prompt's next `wanted` tokens, from `start`, fit beside `step`.

@@ -78,6 +78,7 @@ class Scheduler:
         budget: StepBudget | None = None,
         forecast: Forecast | None = None,
         first_tokens: FirstTokens | None = None,
+        prompt_budget: StepBudget | None = None,
     ) -> None:
         self.requests: dict[RequestId, Request] = {}
         self.running: list[Request] = []
@@ -90,6 +91,7 @@ class Scheduler:
         self._blocks = blocks
         self._policy = policy
         self._budget = budget
+        self._prompt_budget = prompt_budget
         self._first_tokens = first_tokens
         self._queue = WaitingQueue(policy)
         self._forecast = forecast or Forecast(blocks)
@@ -312,9 +314,11 @@ class Scheduler:
 
     def _max_chunk(self, step: _Step, start: int, num_wanted: int) -> int:
         num_tokens = min(num_wanted, step.num_tokens_left)
-        if self._budget is None or not step.caught_up or num_tokens <= 0:
+        # Where nobody waits for his next token, somebody may still come for his first.
+        budget = self._budget if step.caught_up else self._prompt_budget
+        if budget is None or num_tokens <= 0:
             return num_tokens
-        granted = self._budget.max_chunk(self._shape(step), start, num_tokens)
+        granted = budget.max_chunk(self._shape(step), start, num_tokens)
         if granted < num_tokens:
             step.num_tokens_left = granted
         return granted

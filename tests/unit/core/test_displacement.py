@@ -109,6 +109,7 @@ def served(model: StepTimeModel) -> Scheduler:
         FirstComeFirstServed(),
         ItlBudget(model, options.step_limit_s, 16),
         first_tokens=FirstTokenBudget(model, 16),
+        prompt_budget=ItlBudget(model, options.max_stall_ms / 1000, 16),
     )
 
 
@@ -157,3 +158,13 @@ def test_a_short_prompt_beside_a_long_one_takes_twice_its_time_and_a_step(
         least_chunk_s = 16 * 0.0005
         assert short_s <= 2 * quiet_s + under_way_s + least_chunk_s
     assert "long" in names(scheduler.running)
+
+
+def test_a_long_prompt_alone_is_cut_for_whom_may_still_come() -> None:
+    model = per_token(0.0005)
+    scheduler = served(model)
+    scheduler.add(make_request("long", (2,) * 7000, 8, 0))
+    steps = []
+    while not steps or steps[-1][0] == set():
+        steps.append(timed_step(scheduler, model))
+    assert 0.2 < max(seconds for _, seconds in steps) <= 0.25
