@@ -20,6 +20,8 @@ from hasten.evals.peers.files import bf16_directory, gguf_file, openvino_directo
 from hasten.evals.peers.worker import Worker, running_worker
 
 MAX_LEN, MAX_STREAMS, KV_TOKENS = 4096, 32, 16_384
+KV_TOKEN_BYTES = 30 * 2 * 3 * 64 * 2
+"""Of the embedded model: layers, K and V, heads, their size, bf16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,9 @@ class Hasten:
         )
 
     def server(self) -> ServerCommand | None:
-        return hasten_command(("--max-model-len", str(MAX_LEN), "--max-num-seqs", str(MAX_STREAMS)))
+        limits = ("--max-model-len", str(MAX_LEN), "--max-num-seqs", str(MAX_STREAMS))
+        memory = ("--kv-cache-memory-bytes", str((KV_TOKENS + 64) * KV_TOKEN_BYTES))
+        return hasten_command((*limits, *memory))
 
 
 class LlamaCpp:
