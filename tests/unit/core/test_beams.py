@@ -179,6 +179,15 @@ def test_hypotheses_take_turns_where_seats_are_few(max_num_seqs: int) -> None:
         assert_found(answers, request)
 
 
+def test_a_search_that_fills_the_context() -> None:
+    """As long as the model allows, in a pool that holds one such sequence and no more."""
+    size = EngineSize(num_blocks=5, block_size=8, max_model_len=32, enable_prefix_caching=False)
+    engine = mock_engine(size)
+    request = ask("a", list(range(20)), beams(4, n=4, max_tokens=12, logprobs=0))
+    assert_found(run_requests(engine, [request]), request)
+    assert engine.stats().num_preemptions > 0
+
+
 def test_hypotheses_share_what_they_have_in_common() -> None:
     """After the prompt, a search computes one token for each hypothesis and step."""
     size = EngineSize(enable_prefix_caching=False)
