@@ -46,7 +46,8 @@ def decode_folder(folder: Path) -> Decoded:
 def codes_in(words: torch.Tensor, bits: int) -> torch.Tensor:
     """i32 [..., n] as codes [..., n, 32 / bits], lowest bits first."""
     shifts = torch.arange(0, 32, bits)
-    return (words.unsqueeze(-1) >> shifts) & (2**bits - 1)
+    codes: torch.Tensor = (words.unsqueeze(-1) >> shifts) & (2**bits - 1)
+    return codes
 
 
 def decode_qweight(tensors: Tensors, linear: str) -> torch.Tensor:

@@ -92,7 +92,7 @@ def compute_with(module: torch.nn.Linear, weight: torch.Tensor, inputs: Rounding
     def forward(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.linear(inputs(x.float()), weight, module.bias).to(x.dtype)
 
-    module.forward = forward  # type: ignore[method-assign]  # what a simulation is for
+    module.forward = forward  # type: ignore[assignment,method-assign]  # as simulations do
 
 
 def unchanged(x: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hasten.core.loading import load_model
 from hasten.core.models.calibratable import CalibratableDecoder
 from hasten.core.quantize import QuantizeOptions, quantize_model
@@ -17,7 +16,7 @@ from hasten.kernels.backend import get_backend
 from hasten.kernels.weights import F32Array
 from safetensors.numpy import load_file
 
-from tests.helpers.tiny_models import save_tiny_model
+from tests.cpu.quant.test_quantize_cli import save_model
 
 READERS = Path(__file__).parent / "readers"
 IDS = np.random.default_rng(0).integers(0, 20, (4, 32)).astype(np.int32)
@@ -65,14 +64,14 @@ def test_the_tool_reads_the_same_numbers(
 ) -> None:
     tool, reader, options, rounding = CASES[case]
     environment = environment_of(tool)
-    save_tiny_model("llama", tmp_path / "source", dtype=torch.bfloat16)
+    save_model("llama", tmp_path / "source")
     quantize_model(str(tmp_path / "source"), tmp_path / "out", options, IDS)
     theirs, ours = read_by(environment, reader, tmp_path / "out"), read_by_us(tmp_path / "out")
     assert {name for name in theirs if name.endswith("weight")} == set(ours)
     for name, expected in ours.items():
         error = np.abs(theirs[name] - expected)
         assert (error <= rounding * np.abs(expected)).all(), name
-    scales = {name: float(s) for name, s in theirs.items() if name.endswith("_scale")}
+    scales = {name: s.item() for name, s in theirs.items() if name.endswith("_scale")}
     if case == "fp8 static":
         kv_scales = load_model(str(tmp_path / "out")).kv_scales
         assert len(scales) == 2 * len(kv_scales)

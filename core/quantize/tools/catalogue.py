@@ -33,7 +33,8 @@ TOOLS = {
         "optimum_driver.py",
         (
             (*COMMON, "optimum==2.3.0", "torchao==0.18.0", "defuser==0.0.28", "device-smi==0.5.7",
-             "logbar==0.4.15", "pypcre==0.6.4", "threadpoolctl", "tokenicer==0.0.14", "dill"),
+             "logbar==0.4.15", "pypcre==0.6.4", "threadpoolctl", "tokenicer==0.0.14", "dill",
+             "pillow", "protobuf", "requests"),
             # It asks for a newer torch than works with the others, and runs with this one.
             ("--no-deps", "gptqmodel==7.7.0"),
         ),

@@ -102,20 +102,22 @@ def job_of(
 def _run_driver(environment: ToolEnvironment, job: Path, log: Path, on_layers: OnLayers) -> None:
     """Raises ConfigurationError when the driver fails."""
     tool = environment.tool
-    command = (str(environment.python), str(DRIVERS / tool.driver), str(job))
+    read_fd, write_fd = os.pipe()
+    command = (str(environment.python), str(DRIVERS / tool.driver), str(job), str(write_fd))
     with (
-        log.open("w", encoding="utf-8") as errors,
+        os.fdopen(read_fd, encoding="utf-8") as progress,
+        log.open("w", encoding="utf-8") as output,
         subprocess.Popen(  # noqa: S603  one of our own programs
             command,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
+            stdout=output,
+            stderr=output,
+            pass_fds=(write_fd,),
             env=_variables(environment),
         ) as process,
     ):
-        assert process.stdout is not None
+        os.close(write_fd)
         try:
-            for line in process.stdout:
+            for line in progress:
                 on_layers(int(json.loads(line)["layers"]))
         except BaseException:
             process.terminate()

@@ -116,7 +116,10 @@ def test_offsets_that_half_precision_cannot_hold() -> None:
     program.add(Linear(rows, name, found))
     program.tap("found", found)
     backend = get_backend("cpu", 1)
-    weights = {table: DenseWeight(np.eye(width).astype(bfloat16)), name: weight}
+    weights: dict[WeightName, Weight] = {
+        table: DenseWeight(np.eye(width).astype(bfloat16)),
+        name: weight,
+    }
     cache = backend.allocate_kv(layout.kv_plan())
     step = backend.compile(program, weights, cache, Capacity(width, 1, 1, width))
     step.run(layout.batch([PromptChunk(np.arange(width, dtype=np.int32))]))

@@ -26,7 +26,6 @@ CASES = {
     "fp8 KV": (None, DType.FP8_E4M3),
     "int4, fp8 KV": ("int4", DType.FP8_E4M3),
     "fp8, fp8 KV": ("fp8", DType.FP8_E4M3),
-    "int8, fp8 KV": ("int8", DType.FP8_E4M3),
 }
 
 

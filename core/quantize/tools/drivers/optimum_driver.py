@@ -15,7 +15,7 @@ def quantize(job: Job, progress: Progress) -> None:
         group_size=job.group_size,
         sym=True,
         desc_act=False,
-        dataset=[{"input_ids": ids, "attention_mask": [1] * len(ids)} for ids in job.token_ids],
+        dataset=[{"input_ids": [ids], "attention_mask": [[1] * len(ids)]} for ids in job.token_ids],
         model_seqlen=len(job.token_ids[0]),
     )
     model = quantizer.quantize_model(model)

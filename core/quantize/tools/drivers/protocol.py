@@ -1,7 +1,7 @@
 """How a driver is spoken to. Standard library and torch only.
 
-The job is a JSON file named on the command line. Each line of standard output is a JSON object:
-`{"layers": 3}` when so many layers are finished. What a tool prints itself goes to standard error.
+The job is the JSON file argv[1]. Each line written to the open file of number argv[2] is a JSON
+object: `{"layers": 3}` when so many layers are finished. Standard output and error are the tool's.
 """
 
 from __future__ import annotations
@@ -49,10 +49,9 @@ class Progress:
 
 def run_job(quantize: Callable[[Job, Progress], None]) -> None:
     """Read the job and do it."""
-    progress = Progress(os.fdopen(os.dup(1), "w", encoding="utf-8"))
-    os.dup2(2, 1)
     job = Job(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
-    quantize(job, progress)
+    with os.fdopen(int(sys.argv[2]), "w", encoding="utf-8") as out:
+        quantize(job, Progress(out))
 
 
 def compute_dtype() -> Any:
