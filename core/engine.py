@@ -26,7 +26,7 @@ from hasten.core.isolation import at_fault, without
 from hasten.core.latency import StepShape
 from hasten.core.messages import RequestRefused, Stats
 from hasten.core.request import FinishReason, Request, RequestStatus
-from hasten.core.samples import Sample, make_samples
+from hasten.core.samples import Outcome, Sample, make_samples
 from hasten.core.validation import why_refused
 from hasten.core.verify import num_kept
 
@@ -78,16 +78,6 @@ class StepTimings:
     def reset(self) -> None:
         for part in fields(self):
             setattr(self, part.name, 0)
-
-
-@dataclass(slots=True, eq=False)
-class _Outcome:
-    """What one step gave one sample: the tokens at logit rows [first_row, first_row + n)."""
-
-    sample: Sample
-    tokens: list[int]
-    first_row: int
-    finish_reason: FinishReason | None
 
 
 @dataclass(slots=True)
@@ -379,7 +369,7 @@ class Engine:
             phase_seconds=self.timings.seconds(),
         )
 
-    def _verify(self, plan: StepPlan, result: StepResult) -> list[_Outcome]:
+    def _verify(self, plan: StepPlan, result: StepResult) -> list[Outcome]:
         """What every sample that got tokens keeps of them. Collects prompt scores on the way."""
         if self._parts.pooler is not None:
             self._parts.pooler.collect(plan, self._scheduler.requests)
@@ -399,26 +389,27 @@ class Engine:
             if self._beams.take(request, row, result):
                 continue
             if self._gate.has_failed(request):
-                outcomes.append(_Outcome(sample, chosen[row : row + 1], row, FinishReason.GRAMMAR))
+                outcomes.append(Outcome(sample, chosen[row : row + 1], row, FinishReason.GRAMMAR))
                 continue
             kept = num_kept(chosen[row:end], request.draft_token_ids[: planned.num_drafts])
             num_right = kept - 1
             kept, reason = sample.stop.cut(chosen[row : row + kept], request.num_output_tokens)
-            self._drafts.count(planned.num_drafts, min(num_right, kept))
-            outcomes.append(_Outcome(sample, chosen[row : row + kept], row, reason))
+            tokens, num_right = chosen[row : row + kept], min(num_right, kept)
+            self._drafts.count(planned.num_drafts, num_right)
+            outcomes.append(Outcome(sample, tokens, row, reason, planned.num_drafts, num_right))
         return outcomes
 
-    def _report(self, outcome: _Outcome, result: StepResult) -> TokenOutput:
-        sample, tokens = outcome.sample, outcome.tokens
+    def _report(self, outcome: Outcome, result: StepResult) -> TokenOutput:
+        sample = outcome.sample
         if self._parts.pooler is not None and sample.request.pooling:
             return sample.embedding_output(self._parts.pooler.pop(sample.request))
-        self._counters.num_generated_tokens += len(tokens)
+        self._counters.num_generated_tokens += len(outcome.tokens)
         if sample.num_cached_tokens is not None:
-            return sample.next_output(tokens, outcome.first_row, result, outcome.finish_reason)
+            return outcome.next_output(result)
         self._counters.num_cached_prompt_tokens += sample.request.num_cached_tokens
-        return sample.first_output(tokens, outcome.first_row, result, outcome.finish_reason)
+        return outcome.first_output(result)
 
-    def _update(self, plan: StepPlan, outcomes: Sequence[_Outcome]) -> list[TokenOutput]:
+    def _update(self, plan: StepPlan, outcomes: Sequence[Outcome]) -> list[TokenOutput]:
         """Let the requests go on or end; returns what beam searches have found."""
         self._scheduler.update(
             plan, {outcome.sample.request_id: outcome.tokens for outcome in outcomes}
@@ -460,7 +451,7 @@ class Engine:
         if self._parts.pooler is not None:
             self._parts.pooler.forget(request.request_id)
 
-    def _speculate(self, outcomes: Sequence[_Outcome]) -> None:
+    def _speculate(self, outcomes: Sequence[Outcome]) -> None:
         """Hang the next step's drafts on the requests that go on.
 
         A draft is worth nothing where no token may follow it, so the depth stops one short of

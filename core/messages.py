@@ -68,7 +68,8 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
     request's numbers are broken) or "grammar" (it has become too complex to be followed); None
     while the sample goes on. `prompt_logprobs` comes with the first output of sample 0: one entry
     per prompt token, the first None. `queue_s`, with the first output of each, is how long the
-    sample waited until it was let in.
+    sample waited until it was let in. Of `num_drafts` that the step verified for the sample,
+    `num_accepted_drafts` were right and are among its tokens.
     """
 
     request_id: str
@@ -81,6 +82,8 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
     num_cached_tokens: int = 0
     embedding: list[float] | None = None
     queue_s: float | None = None
+    num_drafts: int = 0
+    num_accepted_drafts: int = 0
 
 
 class RequestRefused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):

@@ -63,35 +63,6 @@ class Sample:
         for row, idx in enumerate(scored, start=first_row):
             self.prompt_logprobs[idx] = _logprobs_at(result, row, num_top)
 
-    def first_output(
-        self, tokens: list[int], first_row: int, result: StepResult, reason: FinishReason | None
-    ) -> TokenOutput:
-        """The output that carries the prompt's log-probabilities and how the request began."""
-        self.num_cached_tokens = self.request.num_cached_tokens
-        output = self.next_output(tokens, first_row, result, reason)
-        return msgspec.structs.replace(
-            output, prompt_logprobs=self.prompt_logprobs, queue_s=self.queue_s
-        )
-
-    def next_output(
-        self, tokens: list[int], first_row: int, result: StepResult, reason: FinishReason | None
-    ) -> TokenOutput:
-        """`tokens` are those that logit rows `first_row` and following chose."""
-        num_top = self.request.params.logprobs
-        logprobs = None
-        if num_top is not None:
-            rows = range(first_row, first_row + len(tokens))
-            logprobs = [_logprobs_at(result, row, num_top) for row in rows]
-        return TokenOutput(
-            request_id=self.request.group_id,
-            sample_idx=self.request.sample_idx,
-            token_ids=tokens,
-            logprobs=logprobs,
-            finish_reason=None if reason is None else reason.value,
-            stop_token_id=tokens[-1] if reason is FinishReason.STOP else None,
-            num_cached_tokens=self.num_cached_tokens or 0,
-        )
-
     def embedding_output(self, embedding: list[float]) -> TokenOutput:
         """The one output of a request that pools: the token that was chosen is of no interest."""
         return TokenOutput(
@@ -110,6 +81,49 @@ class Sample:
             token_ids=[],
             finish_reason=reason.value,
             num_cached_tokens=self.num_cached_tokens or 0,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Outcome:
+    """What one step gave one sample: the tokens at logit rows [first_row, first_row + n).
+
+    `num_drafts` were verified, and `num_accepted_drafts` of them were right and kept.
+    """
+
+    sample: Sample
+    tokens: list[int]
+    first_row: int
+    finish_reason: FinishReason | None
+    num_drafts: int = 0
+    num_accepted_drafts: int = 0
+
+    def first_output(self, result: StepResult) -> TokenOutput:
+        """The output that carries the prompt's log-probabilities and how the request began."""
+        sample = self.sample
+        sample.num_cached_tokens = sample.request.num_cached_tokens
+        return msgspec.structs.replace(
+            self.next_output(result), prompt_logprobs=sample.prompt_logprobs, queue_s=sample.queue_s
+        )
+
+    def next_output(self, result: StepResult) -> TokenOutput:
+        """What the step says of the sample."""
+        sample, tokens, reason = self.sample, self.tokens, self.finish_reason
+        num_top = sample.request.params.logprobs
+        logprobs = None
+        if num_top is not None:
+            rows = range(self.first_row, self.first_row + len(tokens))
+            logprobs = [_logprobs_at(result, row, num_top) for row in rows]
+        return TokenOutput(
+            request_id=sample.request.group_id,
+            sample_idx=sample.request.sample_idx,
+            token_ids=tokens,
+            logprobs=logprobs,
+            finish_reason=None if reason is None else reason.value,
+            stop_token_id=tokens[-1] if reason is FinishReason.STOP else None,
+            num_cached_tokens=sample.num_cached_tokens or 0,
+            num_drafts=self.num_drafts,
+            num_accepted_drafts=self.num_accepted_drafts,
         )
 
 

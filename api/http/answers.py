@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from hasten.core.draft_counters import DraftCounters
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -21,23 +22,39 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
+class SpeculationSummary(msgspec.Struct, frozen=True):
+    """What became of a request's drafts: position j's was right `accepted_by_position[j]` times."""
+
+    num_steps: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    accepted_by_position: list[int]
+
+
 class Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    speculation: SpeculationSummary | msgspec.UnsetType = msgspec.UNSET
 
 
 class UsageCounter:
-    """Counts the tokens of one HTTP request over its prompts and samples."""
+    """Counts the tokens of one HTTP request over its prompts and samples.
 
-    def __init__(self, num_prompt_tokens: int) -> None:
+    With `summarises_drafts`, the usage says what became of the drafts.
+    """
+
+    def __init__(self, num_prompt_tokens: int, *, summarises_drafts: bool = False) -> None:
         self._num_prompt_tokens = num_prompt_tokens
+        self._drafts = DraftCounters() if summarises_drafts else None
         self._num_generated = 0
         self._cached_by_prompt: dict[int, int] = {}
 
     def add(self, delta: SampleDelta, prompt_idx: int = 0) -> None:
         self._num_generated += delta.num_tokens
+        if self._drafts is not None and delta.num_tokens:
+            self._drafts.count(delta.num_drafts, delta.num_accepted_drafts)
         if delta.sample_idx == 0:
             self._cached_by_prompt.setdefault(prompt_idx, delta.num_cached_tokens)
 
@@ -47,7 +64,15 @@ class UsageCounter:
             completion_tokens=self._num_generated,
             total_tokens=self._num_prompt_tokens + self._num_generated,
             prompt_tokens_details=PromptTokensDetails(sum(self._cached_by_prompt.values())),
+            speculation=_summary(self._drafts),
         )
+
+
+def _summary(drafts: DraftCounters | None) -> SpeculationSummary | msgspec.UnsetType:
+    if drafts is None:
+        return msgspec.UNSET
+    reached = [count for count in drafts.accepted if count]
+    return SpeculationSummary(sum(drafts.depths), drafts.num_drafted, drafts.num_accepted, reached)
 
 
 def token_label(vocabulary: TextCodec, token_id: int) -> str:

@@ -59,6 +59,11 @@ class _Job:
             seed=self.work.resolved.seed,
         )
 
+    def usage_counter(self) -> UsageCounter:
+        return UsageCounter(
+            self.work.num_prompt_tokens, summarises_drafts=self.request.summarises_drafts
+        )
+
     def logprobs(self, tokens: Sequence[TokenRecord]) -> ChatLogprobs | None:
         num_top = self.work.params.logprobs
         return None if num_top is None else chat_logprobs(self.model.tokenizer, tokens, num_top)
@@ -80,7 +85,7 @@ async def create_chat_completion(request: Request) -> Response:
 
 async def _events(job: _Job) -> AsyncGenerator[bytes]:
     """The stream of a chat answer: one event for each step that lets a sample show something."""
-    usage = UsageCounter(job.work.num_prompt_tokens)
+    usage = job.usage_counter()
     envelope = job.envelope("chat.completion.chunk")
     encode = envelope.chunk_encoder(include_usage=job.request.include_usage)
     writers: dict[int, _ChunkWriter] = {}
@@ -131,7 +136,7 @@ async def _collect(job: _Job) -> bytes:
 
 
 def _answer(job: _Job, by_sample: Mapping[int, list[SampleDelta]]) -> bytes:
-    usage = UsageCounter(job.work.num_prompt_tokens)
+    usage = job.usage_counter()
     for delta in chain.from_iterable(by_sample.values()):
         usage.add(delta)
     choices = [_choice(job, by_sample[i]) for i in sorted(by_sample)]

@@ -72,7 +72,9 @@ class _Job:
         )
 
     def usage_counter(self) -> UsageCounter:
-        return UsageCounter(self.work.num_prompt_tokens)
+        return UsageCounter(
+            self.work.num_prompt_tokens, summarises_drafts=self.request.summarises_drafts
+        )
 
 
 async def create_completion(request: Request) -> Response:

@@ -139,6 +139,10 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
+    @property
+    def summarises_drafts(self) -> bool:
+        return self.speculative is not None and self.speculative.summary
+
 
 class _AbstractStruct(msgspec.StructMeta, ABCMeta):
     """Of structs that leave methods to those derived from them."""

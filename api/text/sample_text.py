@@ -39,7 +39,8 @@ class SampleDelta:
     `num_tokens` counts the tokens that the step added, shown or not. `finish_reason` is "stop",
     "length" or "abort", None while the sample goes on; `stop_reason` is the stop string, or the id
     of the stop token other than EOS, that ended it. `prompt_logprobs` and `queue_s`, the time until
-    the sample was let in, come once.
+    the sample was let in, come once. Of `num_drafts` that the step verified, `num_accepted_drafts`
+    were right.
     """
 
     sample_idx: int
@@ -51,6 +52,8 @@ class SampleDelta:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     queue_s: float | None = None
+    num_drafts: int = 0
+    num_accepted_drafts: int = 0
 
     @property
     def is_empty(self) -> bool:
@@ -109,6 +112,8 @@ class SampleText:
             finish_reason=finish_reason,
             stop_reason=stop_reason,
             queue_s=output.queue_s,
+            num_drafts=output.num_drafts,
+            num_accepted_drafts=output.num_accepted_drafts,
         )
 
     def _take(self, token_id: int, logprobs: PositionLogprobs | None, *, hidden: bool) -> str:
