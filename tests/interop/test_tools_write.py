@@ -30,7 +30,7 @@ CASES = [
 QUESTION = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)  # AutoAWQ alone takes a quarter of an hour of one core
 @pytest.mark.parametrize(
     ("backend", "scheme", "more"), CASES, ids=[" ".join((b, s, *m)) for b, s, m in CASES]
 )

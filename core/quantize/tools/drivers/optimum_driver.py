@@ -17,11 +17,13 @@ def quantize(job: Job, progress: Progress) -> None:
         desc_act=False,
         dataset=[{"input_ids": [ids], "attention_mask": [[1] * len(ids)]} for ids in job.token_ids],
         model_seqlen=len(job.token_ids[0]),
+        backend="gptq_torch",  # for packing; it would compile an extension to run the result with
     )
     model = quantizer.quantize_model(model)
-    # It would write the calibration tokens into config.json.
+    # It would write the calibration tokens into config.json, and the format that it computes in
+    # there: `save` stores v1.
     quantizer.dataset = None
-    model.config.quantization_config["dataset"] = None
+    model.config.quantization_config.update(dataset=None, format="gptq")
     shrink_tables(model)
     quantizer.save(model, job.out)
 
