@@ -6,10 +6,13 @@ What `make gpu-check` runs on a GPU, small; `tests/gpu/test_check.py` runs more 
 
 from __future__ import annotations
 
+import pytest
+
 from tests.gpu.setting import Setting
 from tests.gpu.texts import check_texts
 
 
+@pytest.mark.timeout(900)  # twenty seconds of work, on however busy a machine
 def test_one_request_one_text() -> None:
     rows = list(check_texts(Setting("cpu", is_tiny=True), "int4"))
     assert [row for row in rows if not row["ok"]] == []
