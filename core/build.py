@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from hasten.core.drafter import Drafter, DrafterModel
     from hasten.core.loading import LoadedModel
     from hasten.core.models import KVFormat
-    from hasten.core.options import EngineOptions, SchedulerOptions
+    from hasten.core.options import EngineOptions, ExecutionOptions, SchedulerOptions
     from hasten.core.protocols import (
         Executor,
         Grammars,
@@ -101,6 +101,16 @@ class Phases:
     def line(self) -> str:
         parts = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in self.seconds.items())
         return f"started in   {sum(self.seconds.values()):.2f} s ({parts})"
+
+
+def make_backend(execution: ExecutionOptions, kernels: str | None = None) -> Backend:
+    """The backend that `execution` asks for, or of its options `kernels`. Raises ValueError."""
+    return get_backend(
+        kernels or execution.kernels,
+        execution.num_threads,
+        execution.cpu_activations,
+        enforce_eager=execution.enforce_eager,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +159,7 @@ class ModelBinding:
         kernels = execution.kernels
         notes: list[str] = []
         for name in available_backends() if kernels == "auto" else (kernels,):
-            backend = get_backend(
-                name,
-                execution.num_threads,
-                execution.cpu_activations,
-                enforce_eager=execution.enforce_eager,
-            )
+            backend = make_backend(execution, name)
             binding = cls.resolve(model, backend, options)
             reason = first_refusal(backend, binding.program.ops, model.weights)
             if reason is None:

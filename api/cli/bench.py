@@ -69,12 +69,11 @@ def latency(json_path: Path | None, **values: Any) -> None:
     from hasten.api.engine_bench import BenchEngine, measure_latency
     from hasten.api.engine_bench_report import latency_table, prompt_table
     from hasten.api.step_limits import StepLimits
-    from hasten.kernels.backend import get_backend
+    from hasten.core.build import make_backend
     from rich.console import Console
 
     try:
-        execution = engine.execution
-        backend = get_backend(execution.kernels, execution.num_threads, execution.cpu_activations)
+        backend = make_backend(engine.execution)
         limits = StepLimits.measure(engine)
         measured = measure_latency(BenchEngine(engine), options, backend, limits)
         write_json(json_path, measured)
