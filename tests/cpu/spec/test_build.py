@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hasten.api import draft_vocabulary
 from hasten.api.engine import build_engine
+from hasten.api.text import tokenizer
 from hasten.core import build
 from hasten.core.latency import StepTimeModel
 from hasten.core.loading import LoadError
@@ -100,7 +101,7 @@ def test_a_draft_model_whose_tokens_mean_something_else_is_refused(
             return self.tokens[token_id]
 
     known = {"embedded": Fake([b"a", b"b"]), "same": Fake([b"a", b"b"]), "not": Fake([b"a", b"c"])}
-    monkeypatch.setattr(draft_vocabulary, "load_tokenizer", known.__getitem__)
+    monkeypatch.setattr(tokenizer, "load_tokenizer", known.__getitem__)
     for name in ("same", "not"):
         speculation = SpeculationOptions("draft", spec_draft_model=name)
         options = replace(options_of("off"), speculation=speculation)
