@@ -12,6 +12,8 @@ from hasten.evals.peers.measure import Comparison, Figure
 from hasten.evals.peers.report import write_report
 from rich.console import Console
 
+FIGURES = "performance.json"
+
 
 @click.command()
 @click.option("--engines", default=",".join(ENGINES), show_default=True, help="Which, with commas.")
@@ -61,9 +63,20 @@ def main(
             figures += comparison.served()
     except LoadError as error:
         raise click.ClickException(str(error)) from error
+    figures = _with_earlier(output / FIGURES, figures)
     json = msgspec.json.format(msgspec.json.encode(figures))
-    (output / "performance.json").write_bytes(json + b"\n")
+    (output / FIGURES).write_bytes(json + b"\n")
     write_report(figures, repeats, output)
+
+
+def _with_earlier(path: Path, figures: list[Figure]) -> list[Figure]:
+    """Parts that were measured before keep their figures until they are measured again."""
+    if not path.is_file():
+        return figures
+    measured = {figure.name: figure for figure in figures}
+    earlier = msgspec.json.decode(path.read_bytes(), type=list[Figure])
+    kept = [measured.pop(figure.name, figure) for figure in earlier]
+    return [*kept, *measured.values()]
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ class Comparison:
             )
             throughput = [self._closed_loop(servers, clients) for clients in STREAMS]
             yield from (figure for pair in throughput for figure in pair)
-            yield self._poisson(servers, throughput[-1][0])
+            yield self._at_random(servers, throughput[-1][0])
             yield self._memory(servers)
 
     def _turns(
@@ -125,7 +125,7 @@ class Comparison:
             Figure(name=f"{title}: first token", unit="ms", samples=first, is_less_better=True),
         )
 
-    def _poisson(self, servers: dict[str, ServedProcess], capacity: Figure) -> Figure:
+    def _at_random(self, servers: dict[str, ServedProcess], capacity: Figure) -> Figure:
         """At 70 % of what the better of the other servers can do."""
         peers = [capacity.median_of(name) for name in servers if name != "hasten"]
         rate = POISSON_SHARE * max(peers or [capacity.median_of("hasten")]) / OUTPUT_LEN
@@ -135,7 +135,8 @@ class Comparison:
             for name, server in servers.items():
                 summary = self._load(server, i, request_rate=rate)
                 samples[name].append(summary.itl_ms.p99)
-        title = f"HTTP, Poisson, {rate:.2f} requests/s: inter-token latency, p99"
+        share = f"{POISSON_SHARE:.0%} of the others' best"
+        title = f"HTTP, requests at random, {share}: between tokens, p99"
         return Figure(name=title, unit="ms", samples=samples, is_less_better=True)
 
     def _memory(self, servers: dict[str, ServedProcess]) -> Figure:
