@@ -1,6 +1,6 @@
 """Token outputs of an engine to text deltas: what every front end streams or collects.
 
-Exercised by `pytest tests/unit/api/test_generation.py`.
+Exercised by `pytest tests/unit/api/test_completions.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A look into an engine at work: which requests, and what the blocks are, for people who watch.
 
-Exercised by `pytest tests/unit/core/test_inspection.py`.
+Exercised by `pytest tests/unit/core/test_isolation.py`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A record speaks of this configuration and of no other: weights, tokeniser, template, quantisation,
 kernels, flags that can change results, versions, source, kind of machine. Two configurations are
-the same if their parts are. Exercised by `pytest tests/unit/evals/test_configuration.py`.
+the same if their parts are. Exercised by `pytest tests/evals/test_engine_configuration.py`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Every measure of the gate becomes one of these: a number with one-sided bounds, a test against a
 limit, and an answer to "how many samples would decide it?". Exercised by
-`pytest tests/unit/evals/test_harm.py`.
+`pytest tests/unit/evals/test_gate.py`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A scheme here is the run-time half: what the numbers mean (`dequantize`), what they weigh
 (`num_bytes`), and how they are cut (`take_rows`, `take_inputs`, `shard`) and joined (`stack`).
 Converting into a scheme lives in `quant`. Every matrix is [out_features, in_features]. Exercised by
-`pytest tests/unit/kernels/test_weights.py tests/unit/quant`.
+`pytest tests/unit/quant`.
 """
 
 from __future__ import annotations

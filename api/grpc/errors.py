@@ -1,7 +1,7 @@
 """Errors as gRPC tells them: a status code, the message, and in the trailing metadata the field.
 
 The texts are those of the HTTP API (`api.http.errors`). Exercised by
-`pytest tests/server/test_grpc.py`.
+`pytest tests/unit/api/test_grpc.py`.
 """
 
 from __future__ import annotations

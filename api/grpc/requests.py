@@ -1,7 +1,7 @@
 """What gRPC messages ask for, as the requests that the served model takes.
 
 The messages carry the HTTP API's fields under the same names, so what checks and resolves those
-does it here too. Exercised by `pytest tests/server/test_grpc.py`.
+does it here too. Exercised by `pytest tests/unit/api/test_grpc.py`.
 """
 
 from __future__ import annotations

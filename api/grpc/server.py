@@ -1,7 +1,7 @@
 """The gRPC front as a whole: its port, its services, its beginning and end.
 
 It shares the event loop and the `Service` of the HTTP front, so keys, the count of open requests,
-readiness and draining are one thing for both. Exercised by `pytest tests/server/test_grpc.py`.
+readiness and draining are one thing for both. Exercised by `pytest tests/unit/api/test_grpc.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The end points of `hasten.proto`: each checks, asks the served model, and writes messages.
 
-Exercised by `pytest tests/server/test_grpc.py`.
+Exercised by `pytest tests/unit/api/test_grpc.py`.
 """
 
 from __future__ import annotations

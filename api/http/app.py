@@ -1,6 +1,6 @@
 """The ASGI application: routes, and the gate that every request passes.
 
-Exercised by `pytest tests/unit/api/test_app.py tests/server`.
+Exercised by `pytest tests/unit/api/test_endpoints.py tests/server`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reading a request's body: size, syntax, types and names are checked before any work is done.
 
-Exercised by `pytest tests/unit/api/test_body.py`.
+Exercised by `pytest tests/unit/api/test_bad_requests.py`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Every field is honoured. Those of OpenAI's API that are not supported yet are declared too, so that
 a neutral value (as clients send it by default) passes and any other is refused by name.
-Exercised by `pytest tests/unit/api/test_requests.py`.
+Exercised by `pytest tests/unit/api/test_chat_completions.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Our metrics under the names that vLLM gives them, so that what reads those works unchanged.
 
 Only what means the same is listed. Source of the names: vLLM's documentation, "Production
-metrics" (V1). Exercised by `pytest tests/unit/api/test_metrics.py`.
+metrics" (V1). Exercised by `pytest tests/unit/api/test_observability.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`hasten bench startup` without its command line: from the command to the first token.
 
-Exercised by `pytest tests/unit/load/test_startup.py`.
+Exercised by `pytest tests/server/test_bench_startup.py`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ activations are quantised once, by the thread that has them in its cache. A line
 reader is an `act_mul` runs with it as one op. What follows the last write to the KV cache is
 computed only for the rows whose logits are wanted.
 
-Exercised by `pytest tests/cpu/native/test_lowering.py`.
+Exercised by `pytest tests/cpu/native/test_replay.py`.
 """
 
 from __future__ import annotations

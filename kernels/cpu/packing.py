@@ -1,7 +1,7 @@
 """Weights into the native kernels' tile layouts: pure functions of the weight and the format.
 
 A packed matrix is one flat array of bytes, so it can be stored and memory-mapped as it is.
-Exercised by `pytest tests/cpu/native/test_packing.py`.
+Exercised by `pytest tests/cpu/native/test_products.py`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
              in order. For few rows, when tiles alone would leave the device idle.
     else     each program sums all segments of its tile, one after the other.
 
-Both give a row the same bits. Exercised by `pytest tests/cpu/triton/test_linear.py`.
+Both give a row the same bits. Exercised by `pytest tests/cpu/triton/test_conformance.py`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@
     fp8      e4m3 [out, in], multiplied with e4m3 inputs; scales fp32 [groups, out]
 
 A weight that no kind fits (scattered groups, groups that UNIT does not divide) becomes dense.
-Exercised by `pytest tests/cpu/triton/test_linear.py`.
+Exercised by `pytest tests/cpu/triton/test_conformance.py`.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -66,3 +67,15 @@ def test_importing_is_light(module: str) -> None:
     code = f"import sys, hasten.{module}; print([m for m in {heavy!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]", done.stdout
+
+
+def test_modules_name_tests_that_exist() -> None:
+    missing = []
+    for room in ROOMS:
+        for path in (ROOT / room).rglob("*.py"):
+            for command in re.findall(r"Exercised by\s+`pytest ([^`]*)`", path.read_text()):
+                named = [word for word in command.split() if word.startswith("tests/")]
+                missing += [
+                    f"{path.relative_to(ROOT)}: {n}" for n in named if not (ROOT / n).exists()
+                ]
+    assert not missing
