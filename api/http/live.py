@@ -1,6 +1,7 @@
 """What runs now, for people who watch: the live view's numbers, and for admins the requests.
 
-No text of any prompt or answer is in either. Exercised by `pytest tests/unit/api/test_observability.py`.
+No text of any prompt or answer is in either. Exercised by
+`pytest tests/unit/api/test_observability.py`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ Inter-token latency is weighted by tokens: a step that gives k tokens after t se
 observations of t / k, so the histogram's sum is the time spent decoding.
 
 Ours are called `hasten_...`; dashboards and gateways that know vLLM find the same numbers under
-its names (`api.observability.vllm_names`). Exercised by `pytest tests/unit/api/test_observability.py`.
+its names (`api.observability.vllm_names`). Exercised by
+`pytest tests/unit/api/test_observability.py`.
 """
 
 from __future__ import annotations

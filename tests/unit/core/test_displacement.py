@@ -164,7 +164,7 @@ def test_a_long_prompt_alone_is_cut_for_whom_may_still_come() -> None:
     model = per_token(0.0005)
     scheduler = served(model)
     scheduler.add(make_request("long", (2,) * 7000, 8, 0))
-    steps = []
+    steps: list[tuple[set[str], float]] = []
     while not steps or steps[-1][0] == set():
         steps.append(timed_step(scheduler, model))
     assert 0.2 < max(seconds for _, seconds in steps) <= 0.25
