@@ -288,6 +288,10 @@ class ItlBudget:
                 high = middle
         return low
 
+    def has_room(self, step: StepShape, start: int, wanted: int) -> bool:
+        """Whether the least that `max_chunk` gives fits beside `step`."""
+        return self._fits(step, start, min(self.min_chunk, wanted))
+
     def _fits(self, step: StepShape, start: int, num_tokens: int) -> bool:
         return self.model.step_time(step.with_chunk(start, num_tokens, 1)) <= self.target_s
 

@@ -96,6 +96,10 @@ class StepBudget(Protocol):
         """
         ...
 
+    def has_room(self, step: StepShape, start: int, wanted: int) -> bool:
+        """Whether the least that `max_chunk` gives fits beside `step`."""
+        ...
+
 
 class FirstTokens(Protocol):
     """What first tokens are worth (`latency.FirstTokenBudget`)."""

@@ -271,13 +271,15 @@ class Scheduler:
 
         It leaves some room to those after it, unless it `is_last`.
         """
-        num_wanted = request.num_tokens - request.num_computed_tokens
+        start = request.num_computed_tokens
+        num_wanted = request.num_tokens - start
+        if not self._has_room(step, start, num_wanted):
+            return False
         # What the step has time for comes first: half of that is left to others.
-        num_tokens = self._max_chunk(step, request.num_computed_tokens, num_wanted)
+        num_tokens = self._max_chunk(step, start, num_wanted)
         if not is_last:
             num_tokens = min(num_tokens, self._policy.max_chunk(step.num_tokens_left))
-        end = request.num_computed_tokens + num_tokens
-        if num_tokens > 0 and self._make_room(step, request, end):
+        if num_tokens > 0 and self._make_room(step, request, start + num_tokens):
             step.chunks.append((request, num_tokens))
             step.num_tokens_left -= num_tokens
         return step.num_tokens_left > 0
@@ -312,10 +314,20 @@ class Scheduler:
                 step.chunks[idx] = (request, num_tokens + num_more)
                 step.num_tokens_left -= num_more
 
+    def _budget_of(self, step: _Step) -> StepBudget | None:
+        # Where nobody waits for his next token, somebody may still come for his first.
+        return self._budget if step.caught_up else self._prompt_budget
+
+    def _has_room(self, step: _Step, start: int, num_wanted: int) -> bool:
+        """Whether the step has time for another prompt; the first is computed in any case."""
+        budget = self._budget_of(step)
+        if budget is None or not step.chunks:
+            return True
+        return budget.has_room(self._shape(step), start, num_wanted)
+
     def _max_chunk(self, step: _Step, start: int, num_wanted: int) -> int:
         num_tokens = min(num_wanted, step.num_tokens_left)
-        # Where nobody waits for his next token, somebody may still come for his first.
-        budget = self._budget if step.caught_up else self._prompt_budget
+        budget = self._budget_of(step)
         if budget is None or num_tokens <= 0:
             return num_tokens
         granted = budget.max_chunk(self._shape(step), start, num_tokens)
@@ -330,6 +342,9 @@ class Scheduler:
                 return
             quote = self._admission.quote(request, self.running, self._step_idx)
             if quote is None:
+                return
+            start = quote.num_shared_tokens
+            if not self._has_room(step, start, request.num_tokens - start):
                 return
             self._admit(request, quote)
             if not self._plan_chunk(step, request, is_last=not self._queue):

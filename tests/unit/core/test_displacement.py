@@ -168,3 +168,20 @@ def test_a_long_prompt_alone_is_cut_for_whom_may_still_come() -> None:
     while not steps or steps[-1][0] == set():
         steps.append(timed_step(scheduler, model))
     assert 0.2 < max(seconds for _, seconds in steps) <= 0.25
+
+
+@pytest.mark.parametrize("num_decoding", [0, 1])
+@pytest.mark.parametrize("prompt_len", [1, 12, 16, 17, 40])
+def test_many_short_prompts_stall_nobody(num_decoding: int, prompt_len: int) -> None:
+    model = per_token(0.005)
+    scheduler = served(model)
+    if num_decoding:
+        scheduler.add(make_request("stream", (9,), 400, 0))
+        timed_step(scheduler, model)
+    for i in range(15):
+        scheduler.add(make_request(f"short{i}", (i + 10,) * prompt_len, 400, i + 1))
+    waiting = {f"short{i}" for i in range(15)}
+    while waiting:
+        got, seconds = timed_step(scheduler, model)
+        assert seconds <= 0.25
+        waiting -= got

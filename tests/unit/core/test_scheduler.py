@@ -88,6 +88,10 @@ class ChunksOfThree:
         assert step.kv_tokens_read >= step.num_tokens
         return min(3, wanted)
 
+    def has_room(self, step: StepShape, start: int, wanted: int) -> bool:
+        assert step.num_requests > 0
+        return wanted > 0 <= start
+
 
 def test_nothing_to_do() -> None:
     assert Server().scheduler.schedule() is None
