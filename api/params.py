@@ -44,7 +44,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `prompt_logprobs` are how many alternatives to report beside each token's own (0..20), None
     for none. `skip_special_tokens` False shows special tokens as text. `grammar` is what the output
     has to follow, as `api.structured` makes it. With `beam` the n samples are the best hypotheses
-    of a beam search instead. Ranges are checked by `resolve`.
+    of a beam search instead. Types and ranges are checked by `resolve`.
     """
 
     max_tokens: int | None = None
@@ -74,6 +74,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def resolve(self, context: RequestContext) -> GenerationParams:
         """The form that reaches the engine. Raises InvalidParameterError naming the field."""
+        _check_types(self)
         _check_stop_strings(self.stop)
         if self.beam is not None and self.stop:
             reason = "cannot be combined with beam search; stop_token_ids can"
@@ -113,6 +114,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             min_tokens=self.min_tokens,
             eos_token_ids=frozenset(eos_token_ids),
         )
+
+
+def _check_types(params: SamplingParams) -> None:
+    """From Python anything may come, and the engine's decoder is no place to find out."""
+    try:
+        msgspec.convert(msgspec.to_builtins(params), SamplingParams)
+    except (msgspec.ValidationError, TypeError) as error:
+        reason, _, place = str(error).partition(" - at `$.")
+        raise InvalidParameterError(place.rstrip("`") or "params", reason) from error
 
 
 def _check_stop_strings(stop: tuple[str, ...]) -> None:

@@ -1,6 +1,8 @@
+from typing import Any
+
 import pytest
 from hasten.api.params import RequestContext, SamplingParams
-from hasten.core.params import GenerationParams, InvalidParameterError
+from hasten.core.params import Beam, GenerationParams, InvalidParameterError
 
 from tests.helpers.fake_engine import EOS_ID, ByteTokenizer
 
@@ -70,4 +72,22 @@ def test_stop_rules() -> None:
 def test_out_of_range_names_the_field(params: SamplingParams, field: str) -> None:
     with pytest.raises(InvalidParameterError) as caught:
         params.resolve(CONTEXT)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"max_tokens": 4.0}, "max_tokens"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"stop": "end"}, "stop"),
+        ({"logit_bias": {3: "much"}}, "logit_bias[...]"),
+        ({"beam": Beam(width=2.0)}, "beam.width"),  # type: ignore[arg-type]  # as people write it
+        ({"beam": Beam(width=2, early_stopping=1)}, "beam.early_stopping"),  # type: ignore[arg-type]  # this too
+        ({"n": object()}, "params"),
+    ],
+)
+def test_a_wrong_type_from_python_names_the_field(wrong: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidParameterError) as caught:
+        SamplingParams(**wrong).resolve(CONTEXT)
     assert caught.value.field == field
