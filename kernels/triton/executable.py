@@ -52,8 +52,10 @@ class TritonExecutable:
         return self._binder.work_bytes
 
     def run(self, batch: StepBatch) -> StepResult:
-        """Compute one step. Raises ValueError when the batch exceeds the capacity compiled for,
-        and FloatingPointError when a row's logits hold NaN or forbid every token.
+        """Compute one step, and return when it is done, so that its time is the step's.
+
+        Raises ValueError when the batch exceeds the capacity compiled for, and FloatingPointError
+        when a row's logits hold NaN or forbid every token.
         """
         binder = self._binder
         check_size(batch, binder.capacity)
@@ -69,6 +71,8 @@ class TritonExecutable:
             else:
                 self._graphs.run(padded, binder.variant)
             self.run_head(batch.num_logit_rows)
+        if batch.num_logit_rows == 0:  # or else reading the tokens has waited
+            binder.machine.finish()
         return join_slices(binder.results)
 
     def run_body(self, num_rows: int) -> None:

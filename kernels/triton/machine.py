@@ -2,6 +2,7 @@
 
     settle    the copies of the step before are done: what they read may be overwritten
     upload    begin to copy what was staged; launches that follow see it
+    finish    everything begun is done, as when a step's tokens were read back
     capture   what a sequence of launches would do, to be replayed
 
 Everything happens in the order of one CUDA stream. On the CPU, under the interpreter, there is
@@ -41,6 +42,10 @@ class Machine(Protocol):
         """Return once all uploads are done."""
         ...
 
+    def finish(self) -> None:
+        """Return once everything begun is done."""
+        ...
+
     def capture(self, work: Callable[[], object]) -> Graph:
         """What `work` launches, without executing it."""
         ...
@@ -57,6 +62,9 @@ class HostMachine:
 
     def settle(self) -> None:
         """Nothing was begun."""
+
+    def finish(self) -> None:
+        """Launches return when they are done."""
 
     def capture(self, work: Callable[[], object]) -> Graph:
         raise NotImplementedError("graphs need a CUDA device")
@@ -77,6 +85,9 @@ class CudaMachine:
 
     def settle(self) -> None:
         self._uploaded.synchronize()
+
+    def finish(self) -> None:
+        torch.cuda.current_stream().synchronize()
 
     def capture(self, work: Callable[[], object]) -> Graph:
         """Captured on a stream of its own, as CUDA demands, which waits for the current one.

@@ -23,6 +23,7 @@ class RecordingMachine:
     """`launch` belongs to it: a backend must be given both."""
 
     record: list[str] = field(default_factory=list)
+    num_finished: int = 0
     num_captured: int = 0
     num_nodes: int = 0
     _arriving: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
@@ -38,6 +39,10 @@ class RecordingMachine:
 
     def settle(self) -> None:
         self.record.append("settle")
+        self._arrive()
+
+    def finish(self) -> None:
+        self.num_finished += 1
         self._arrive()
 
     def capture(self, work: Callable[[], object]) -> _Replay:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -15,6 +16,7 @@ from hasten.kernels.dtypes import DType
 from hasten.kernels.program import Capacity
 from hasten.kernels.triton import attention_plan
 from hasten.kernels.triton.backend import TritonBackend
+from hasten.kernels.triton.executable import TritonExecutable
 from hasten.kernels.triton.graphs import GRAPH_ROWS, NODE_BYTES, padded_rows
 from hasten.kernels.triton.machine import HostMachine
 
@@ -45,15 +47,22 @@ def steps() -> Schedule:
     return [*prompts, *decoding]
 
 
-def run(machine: RecordingMachine, *, enforce_eager: bool) -> Iterator[tuple[list[str], F32]]:
-    """What each step did, and its rows."""
+def compiled(
+    machine: RecordingMachine, *, enforce_eager: bool
+) -> tuple[TritonExecutable, BatchMaker]:
+    """Attention alone, and what makes its batches."""
     backend = backend_of(machine, enforce_eager=enforce_eager)
     recorder = make_recorder(LENGTHS, DType.BF16, (4, 2))
     groups = recorder.program.kv_groups
     maker = BatchMaker(LENGTHS, groups)
     cache = backend.allocate_kv(KVPlan(groups, (maker.num_blocks,), BLOCK_SIZE))
     capacity = Capacity(64, len(LENGTHS), 1, maker.max_len)
-    executable = backend.compile(recorder.program, recorder.weights, cache, capacity)
+    return backend.compile(recorder.program, recorder.weights, cache, capacity), maker
+
+
+def run(machine: RecordingMachine, *, enforce_eager: bool) -> Iterator[tuple[list[str], F32]]:
+    """What each step did, and its rows."""
+    executable, maker = compiled(machine, enforce_eager=enforce_eager)
     for parts in steps():
         executable.run(maker.batch(parts))
         yield machine.take_record(), executable.tap(OUT)
@@ -83,6 +92,16 @@ def test_a_size_is_captured_when_it_comes_again() -> None:
     assert happened == [first, first, *decoding]
     eager = [what for what, _ in islice(run(RecordingMachine(), enforce_eager=True), 4)]
     assert eager == [first] * 4
+
+
+def test_a_step_from_which_nothing_is_read_is_waited_for() -> None:
+    machine = RecordingMachine()
+    executable, maker = compiled(machine, enforce_eager=True)
+    batch = maker.batch([Part(0, 0, 4)])
+    executable.run(replace(batch, logit_rows=np.array([3], np.int32)))
+    assert machine.num_finished == 0, "reading its token waits"
+    executable.run(batch)
+    assert machine.num_finished == 1
 
 
 def test_sizes_are_padded() -> None:
