@@ -28,13 +28,11 @@ class Speculative(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """What one request asks of speculation: less than the server does, or one way of guessing.
 
     `max_depth` None leaves the depth to the server, `method` None the choice among its methods.
-    With `summary`, the usage of the answer says what became of the drafts.
     """
 
     enabled: bool = True
     max_depth: int | None = None
     method: str | None = None
-    summary: bool = False
 
 
 class Beam(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -51,6 +51,16 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise unsupported(param, f"{param} is not supported")
 
 
+class SpeculativeFields(Speculative, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """With `summary`, the usage of the answer says what became of the drafts."""
+
+    summary: bool = False
+
+    def wish(self) -> Speculative:
+        """What of it is for the engine."""
+        return Speculative(enabled=self.enabled, max_depth=self.max_depth, method=self.method)
+
+
 class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What all requests for text may say. None means: not given.
 
@@ -85,7 +95,7 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     priority: Int32 = 0
     cache_salt: str | None = None
     deadline_ms: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    speculative: Speculative | None = None
+    speculative: SpeculativeFields | None = None
     use_beam_search: bool = False
     best_of: Int32 | None = None
     length_penalty: float | None = None
@@ -170,6 +180,8 @@ class GenerationRequest(
         if isinstance(self.stop, str):
             values["stop"] = (self.stop,)
         values["beam"] = self.beam
+        if self.speculative is not None:
+            values["speculative"] = self.speculative.wish()
         values |= self._own_params()
         return SamplingParams(**values)
 

@@ -116,7 +116,9 @@ async def _prepare(request: Request, body: bytes) -> _Job:
 
 
 async def _events(job: _Job) -> AsyncGenerator[bytes]:
-    usage = UsageCounter(job.work.num_prompt_tokens)
+    usage = UsageCounter(
+        job.work.num_prompt_tokens, summarises_drafts=job.request.summarises_drafts
+    )
     reader, writer = AnswerReader(job.work.plan), job.writer
     finish_reason = None
     beginning = writer.begin()

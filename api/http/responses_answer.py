@@ -206,4 +206,5 @@ def _usage(usage: Usage) -> ResponseUsage:
         input_tokens_details=InputDetails(usage.prompt_tokens_details.cached_tokens),
         output_tokens=usage.completion_tokens,
         total_tokens=usage.total_tokens,
+        speculation=usage.speculation,
     )

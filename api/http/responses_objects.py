@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
-from hasten.api.http.answers import ChatToken
+from hasten.api.http.answers import ChatToken, SpeculationSummary
 from hasten.api.http.responses_request import FunctionTool, NamedFunction
 
 
@@ -78,6 +78,7 @@ class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     output_tokens_details: OutputDetails = OutputDetails()
     total_tokens: int
+    speculation: SpeculationSummary | msgspec.UnsetType = msgspec.UNSET
 
 
 class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
