@@ -225,7 +225,8 @@ def build_engine(
             binding.backend, binding.program, binding.model.weights, kv_plan, capacity
         )
     with phases.timed("profile"):
-        step_times = profile(executor.measure, capacity, PROFILE_BUDGET_S)
+        num_warm_up_runs = binding.backend.num_warm_up_runs
+        step_times = profile(executor.measure, capacity, PROFILE_BUDGET_S, num_warm_up_runs)
     with phases.timed("drafters"):
         drafters = add_drafters(binding, executor, capacity)
     parts = assemble(binding, executor, plan, options, step_times, make_speculator, drafters)

@@ -238,7 +238,7 @@ def _compile(
         executable.run(batch)
         return clock() - begin
 
-    step_times = profile(measure, capacity, PROFILE_BUDGET_S)
+    step_times = profile(measure, capacity, PROFILE_BUDGET_S, backend.num_warm_up_runs)
     features = None
     if model.feature_layers:
         features = FeatureStore(model.feature_layers, feature_width, plan, group_ids.start)

@@ -29,26 +29,34 @@ LARGEST_DECODE = 64
 
 
 def profile(
-    measure: Callable[[Sequence[Chunk]], float], capacity: Capacity, budget_s: float
+    measure: Callable[[Sequence[Chunk]], float],
+    capacity: Capacity,
+    budget_s: float,
+    num_warm_up_runs: int = 0,
 ) -> StepTimeModel:
     """A first model from steps that `measure` runs, in about `budget_s` seconds of them.
 
     Sizes come in order of use: what does not fit the budget is extrapolated, and learnt while
-    serving.
+    serving. Before a step is timed it runs `num_warm_up_runs` times, which do not count.
     """
-    return _Profiler(measure, capacity, budget_s).run()
+    return _Profiler(measure, capacity, budget_s, num_warm_up_runs).run()
 
 
 class _Profiler:
     """The measuring plan of `profile`."""
 
     def __init__(
-        self, measure: Callable[[Sequence[Chunk]], float], capacity: Capacity, budget_s: float
+        self,
+        measure: Callable[[Sequence[Chunk]], float],
+        capacity: Capacity,
+        budget_s: float,
+        num_warm_up_runs: int,
     ) -> None:
         self._measure = measure
         self._capacity = capacity
         self._context = min(capacity.max_model_len // 2, LONG_CONTEXT)
         self._left_s = budget_s
+        self._num_warm_up_runs = num_warm_up_runs
         self._model = StepTimeModel()
 
     def run(self) -> StepTimeModel:
@@ -68,6 +76,8 @@ class _Profiler:
         What others do on the machine makes runs longer, and is learnt for all sizes at once while
         serving (`StepTimeModel`); here it would distort one size against another.
         """
+        for _ in range(self._num_warm_up_runs):
+            self._measure(chunks)
         runs = [self._measure(chunks)]
         if runs[0] < self._left_s / 20:
             runs += [self._measure(chunks), self._measure(chunks)]

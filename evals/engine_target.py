@@ -179,7 +179,8 @@ def _build(
     executor = InProcessExecutor(
         binding.backend, binding.program, binding.model.weights, kv_plan, capacity
     )
-    step_times = profile(executor.measure, capacity, PROFILE_S)
+    num_warm_up_runs = binding.backend.num_warm_up_runs
+    step_times = profile(executor.measure, capacity, PROFILE_S, num_warm_up_runs)
     drafters = add_drafters(binding, executor, capacity)
     parts = assemble(
         binding, damage.executor(executor), plan, options, step_times, make_speculator, drafters

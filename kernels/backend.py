@@ -75,6 +75,11 @@ class Backend(Protocol):
     name: str
 
     @property
+    def num_warm_up_runs(self) -> int:
+        """Runs of a step of a new size that compile or capture for it, and take longer."""
+        ...
+
+    @property
     def activation_dtypes(self) -> tuple[DType, ...]:
         """The dtypes that activations may have, the preferred one first."""
         ...

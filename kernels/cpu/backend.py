@@ -71,6 +71,7 @@ class CpuBackend:
     """The native kernels, on `num_threads` threads (default: the processors it may run on)."""
 
     name = "cpu"
+    num_warm_up_runs = 0
 
     def __init__(
         self,

@@ -65,6 +65,7 @@ class ReferenceBackend:
     """Plain torch. `num_threads`, where given, is set for the whole process, as torch has it."""
 
     name = "reference"
+    num_warm_up_runs = 0
     activation_dtypes = (DType.BF16, DType.F32)
     kv_dtypes = (DType.BF16, DType.F32, DType.FP8_E4M3)
 

@@ -97,6 +97,13 @@ class TritonBackend:
         self.table = LaunchTable.load(arch or INTERPRETER)
 
     @property
+    def num_warm_up_runs(self) -> int:
+        """The first compiles kernels, the second captures (`graphs`)."""
+        if self._captures:
+            return 2
+        return int(self.device.type == "cuda")
+
+    @property
     def has_fp8(self) -> bool:
         """Whether products of e4m3 numbers have an instruction."""
         return self.table.arch != "sm_80"

@@ -94,6 +94,15 @@ def test_a_size_is_captured_when_it_comes_again() -> None:
     assert eager == [first] * 4
 
 
+def test_a_profile_leaves_out_what_compiles_and_captures() -> None:
+    backends = (
+        backend_of(RecordingMachine()),
+        backend_of(RecordingMachine(), enforce_eager=True),
+        TritonBackend("meta"),
+    )
+    assert [backend.num_warm_up_runs for backend in backends] == [2, 0, 0]
+
+
 def test_a_step_from_which_nothing_is_read_is_waited_for() -> None:
     machine = RecordingMachine()
     executable, maker = compiled(machine, enforce_eager=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -89,6 +90,20 @@ def test_a_profile_keeps_to_its_budget(budget_s: float) -> None:
 
     profile(measure, CAPACITY, budget_s)
     assert spent < 1.5 * budget_s
+
+
+@pytest.mark.parametrize("num_warm_up_runs", [1, 2])
+def test_a_profile_leaves_out_the_runs_that_compile(num_warm_up_runs: int) -> None:
+    num_runs: Counter[tuple[Chunk, ...]] = Counter()
+
+    def measure(chunks: Sequence[Chunk]) -> float:
+        num_runs[tuple(chunks)] += 1
+        is_warm = num_runs[tuple(chunks)] > num_warm_up_runs
+        return staircase(step_of(chunks)) if is_warm else 30.0
+
+    model = profile(measure, CAPACITY, 1.0, num_warm_up_runs)
+    for shape in (decode(1, 0), decode(64, 16), step_of([Chunk(0, 512)])):
+        assert model.step_time(shape) == profiled(staircase).step_time(shape)
 
 
 def test_a_machine_too_slow_for_a_profile_still_gets_a_first_guess() -> None:
