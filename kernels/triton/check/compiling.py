@@ -1,8 +1,9 @@
 """Compiling recorded launches for an architecture, on as many processes as wanted.
 
 What was found is kept by what it depends on: the source of the kernel and of all that it calls,
-the variant, the architecture, and Triton's version. A run that was interrupted goes on where it
-was, and one after a change compiles what changed.
+the variant, the architecture, Triton's version, and the source of what compiles and reads it. A run
+that was interrupted goes on where it was, and one after a change compiles what changed. Exercised
+by `pytest tests/cpu/triton/test_compile_check.py`.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 import hashlib
 import importlib
 import multiprocessing
+import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import triton
+from hasten.kernels.triton.check import sass
 from hasten.kernels.triton.check.recording import ALIGNMENT, Variant
 from hasten.kernels.triton.check.sass import MachineCode, read_cubin
 from triton.backends.compiler import GPUTarget
@@ -67,19 +70,38 @@ def compile_all(
 
 def _attempt(variant: Variant, capability: int, kept: Path) -> tuple[Variant, MachineCode | str]:
     path = kept / f"{_identity(variant, capability)}.json"
-    if path.exists():
-        return variant, MachineCode.from_json(path.read_text())
+    found = _read(path)
+    if found is not None:
+        return variant, found
     try:
         code = compile_variant(variant, capability)
     except Exception as error:  # noqa: BLE001 (whatever the compiler raises is the finding)
         lines = str(error).strip().splitlines() or [""]
         return variant, f"{type(error).__name__}: {lines[-1]}"
-    path.write_text(code.to_json())
+    # Written elsewhere and moved: nobody ever sees half of it.
+    unfinished = path.with_suffix(f".{os.getpid()}")
+    unfinished.write_text(code.to_json())
+    unfinished.replace(path)
     return variant, code
+
+
+def _read(path: Path) -> MachineCode | None:
+    """What was kept; None if nothing was, or nothing that can be read."""
+    try:
+        return MachineCode.from_json(path.read_text())
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 def _identity(variant: Variant, capability: int) -> str:
     """Names everything that decides what comes out."""
     kernel = getattr(importlib.import_module(variant.module), variant.kernel)
-    parts = (kernel.cache_key, repr(variant), str(capability), triton.__version__)
+    tools = (triton.__version__, str(ALIGNMENT), _own_source())
+    parts = (kernel.cache_key, repr(variant), str(capability), *tools)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+@cache
+def _own_source() -> str:
+    """Of this module and of `sass`."""
+    return "".join(Path(file).read_text() for file in (__file__, sass.__file__))

@@ -10,10 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hasten.kernels.triton.check import compiling
 from hasten.kernels.triton.check.recording import Variant
 from hasten.kernels.triton.check.report import summarize
 from hasten.kernels.triton.check.rules import Compiled, one_of_each, split_classes, violations
 from hasten.kernels.triton.check.sass import MachineCode, k_step
+from hasten.kernels.triton.device import linear as device_linear
 
 GOOD = MachineCode(
     registers=64,
@@ -61,6 +63,36 @@ def test_narrow_loads_are_allowed_where_rows_are_many() -> None:
 
 def test_what_was_found_is_kept() -> None:
     assert MachineCode.from_json(GOOD.to_json()) == GOOD
+
+
+def test_what_cannot_be_read_is_compiled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_compiled = 0
+
+    def compile_variant(_variant: Variant, _capability: int) -> MachineCode:
+        nonlocal num_compiled
+        num_compiled += 1
+        return GOOD
+
+    monkeypatch.setattr(compiling, "compile_variant", compile_variant)
+    variant = replace(product().variant, module="hasten.kernels.triton.device.linear")
+
+    def check() -> list[Path]:
+        """Which files there are when a variant was checked."""
+        assert list(compiling.compile_all([variant], 90, 1, tmp_path)) == [(variant, GOOD)]
+        return list(tmp_path.iterdir())
+
+    monkeypatch.setattr(device_linear.linear_kernel, "cache_key", "a kernel", raising=False)
+    (kept,) = check()
+    assert [kept] == check()
+    assert num_compiled == 1
+    for unreadable in ("", '{"registers": 64', "[]", "{}"):
+        kept.write_text(unreadable)
+        assert [kept] == check()
+    assert num_compiled == 5
+    monkeypatch.setattr(compiling, "_own_source", lambda: "another reader")
+    assert len(check()) == 2
 
 
 def test_a_bit_class_with_two_instructions_is_found() -> None:
