@@ -68,13 +68,16 @@ class GrammarMasks:
     def __init__(self, load: Callable[[], Vocabulary]) -> None:
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammar-compiler")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="grammar-masks")
-        self._vocabulary = lru_cache(1)(load)
+        self._load = load
+        self._loading: Future[Vocabulary] | None = None
         self._compile = lru_cache(MAX_CACHED_GRAMMARS)(self._compile_new)
         self._constraints: dict[RequestId, Future[_Constraint]] = {}
         self._failures: dict[RequestId, str] = {}
 
     def prepare(self, request: Request) -> None:
         """See `core.protocols.Grammars`."""
+        if self._loading is None:
+            self._loading = self._compiler.submit(self._load)
         self._constraints[request.request_id] = self._compiler.submit(self._constrain, request)
 
     def is_ready(self, request_id: RequestId) -> bool:
@@ -92,6 +95,11 @@ class GrammarMasks:
         if constraint is not None:
             constraint.cancel()
         self._failures.pop(request_id, None)
+
+    def _vocabulary(self) -> Vocabulary:
+        """Raises what loading it has raised, to every request."""
+        assert self._loading is not None, "no request has a grammar"
+        return self._loading.result()
 
     def begin_masks(self, jobs: Sequence[MaskJob], masks: U32, ready: I32) -> None:
         """See `core.protocols.Grammars`."""
