@@ -3,15 +3,17 @@
 Terms: a *hypothesis* is one continuation of the prompt, a `Request` of its own while it goes on.
 It has *finished* when its last token ends the output or is the `max_tokens`th.
 
-    hypotheses     a          b          each step: report the 2 * width most likely next tokens,
-    next tokens    x  y  z    x  y  z    and wait until all have reported
-                   |  |       |
-    finished       |  EOS     |          kept, if it is among the `width` best of those
-    go on          a' = ax    b' = bx    the `width` most likely of the others
+    hypotheses    a         b            each step: report the 2 * width most likely next tokens,
+    candidates    ax a. ay  bx by b.     and wait until all have reported (`.` ends the output)
 
-The best of those that come of one hypothesis goes on in its request, and the others are forks of
-it; a hypothesis of which nothing goes on is dropped. Ties go to the hypothesis, then the token,
-that was the likelier before, so the outcome is a function of the log-probabilities alone.
+    sorted        ax a. | bx by b. ay    by cumulative log-probability: the first `width`, | others
+    finished         a.                  those that end, if among the first `width` (here 2)
+    go on         ax      bx             the first `width` of those that do not end
+
+So `b.` counts for nothing: what ends outside the first `width` has not finished. The best of
+those that come of one hypothesis goes on in its request, and the others are forks of it; a
+hypothesis of which nothing goes on is dropped. Ties go to the hypothesis, then the token, that was
+the likelier before, so the outcome is a function of the log-probabilities alone.
 
 Scores and their use as in transformers' `generate` (Wu et al., 2016, without its constant): the
 cumulative log-probability over tokens ** length_penalty, the token that ends the output included.
@@ -110,7 +112,6 @@ class Beams:
 
     def __init__(self) -> None:
         self._searches: dict[str, _Search] = {}
-        self._complete: list[_Search] = []
 
     def __contains__(self, group_id: str) -> bool:
         return group_id in self._searches
@@ -126,15 +127,11 @@ class Beams:
         if search is None:
             return False
         search.report(request, row, result)
-        if search.is_complete:
-            self._complete.append(search)
         return True
 
     def decide(self) -> list[Moves]:
         """The moves of every search all of whose hypotheses have reported."""
-        moves = [search.decide() for search in self._complete]
-        self._complete.clear()
-        return moves
+        return [search.decide() for search in self._searches.values() if search.is_complete]
 
     def last_outputs(self, group_id: str, reason: FinishReason) -> list[TokenOutput]:
         """What a search says that ends without an answer."""
@@ -167,38 +164,40 @@ class _Search:
         return all(hypothesis.top_ids for hypothesis in self._hypotheses)
 
     def decide(self) -> Moves:
-        """The moves of a complete step."""
+        """The moves of a complete step.
+
+        The first `width` candidates end or go on, so a search that is over has found `width`.
+        """
         length = self._hypotheses[0].request.num_output_tokens + 1
-        best = self._sort_out(length)
+        width, candidates = self._beam.width, self._candidates()
+        self._finish([each for each in candidates[:width] if self._ends(each)], FinishReason.STOP)
+        best = [each for each in candidates if not self._ends(each)][:width]
         if length == self._params.max_tokens:
-            self._finish(best, FinishReason.LENGTH, length)
+            self._finish(best, FinishReason.LENGTH)
         elif best and not self._is_over(best[0].cum_logprob, length):
             return self._go_on(best)
         everybody = [hypothesis.request for hypothesis in self._hypotheses]
         return Moves(dropped=everybody, outputs=self._answer())
 
-    def _sort_out(self, length: int) -> list[_Continuation]:
-        """Keep what has finished; returns the most likely of those that have not."""
-        open_ended: list[_Continuation] = []
-        ended: list[_Continuation] = []
-        for parent in self._hypotheses:
-            for rank in range(2 * self._beam.width):
-                cum_logprob = parent.cum_logprob + parent.top_logprobs[rank]
-                continuation = _Continuation(parent, rank, cum_logprob)
-                ends = continuation.token_id in self._terminal_ids
-                (ended if ends else open_ended).append(continuation)
-        self._finish(ended, FinishReason.STOP, length)
-        open_ended.sort(key=attrgetter("cum_logprob"), reverse=True)
-        return open_ended[: self._beam.width]
+    def _candidates(self) -> list[_Continuation]:
+        """Every reported continuation of every hypothesis, the most likely first."""
+        candidates = [
+            _Continuation(parent, rank, parent.cum_logprob + parent.top_logprobs[rank])
+            for parent in self._hypotheses
+            for rank in range(2 * self._beam.width)
+        ]
+        candidates.sort(key=attrgetter("cum_logprob"), reverse=True)  # stable: ties as they stand
+        return candidates
 
-    def _finish(
-        self, continuations: Sequence[_Continuation], reason: FinishReason, length: int
-    ) -> None:
+    def _ends(self, continuation: _Continuation) -> bool:
+        return continuation.token_id in self._terminal_ids
+
+    def _finish(self, continuations: Sequence[_Continuation], reason: FinishReason) -> None:
         """Count these among the finished, of which the best are kept."""
         for each in continuations:
-            logprobs = each.logprobs(self._params.logprobs)
-            score = self._score(each.cum_logprob, length)
-            self._finished.append(_Finished(score, each.token_ids, logprobs, reason))
+            token_ids, logprobs = each.token_ids, each.logprobs(self._params.logprobs)
+            score = self._score(each.cum_logprob, len(token_ids))
+            self._finished.append(_Finished(score, token_ids, logprobs, reason))
         self._finished.sort(key=attrgetter("score"), reverse=True)
         del self._finished[self._beam.width :]
 

@@ -1,7 +1,8 @@
 """Prometheus metrics: what the engine counts, and the latencies that clients see.
 
 Inter-token latency is weighted by tokens: a step that gives k tokens after t seconds counts as k
-observations of t / k, so the histogram's sum is the time spent decoding.
+observations of t / k, so the histogram's sum is the time spent decoding. A beam search answers all
+at once, at the end: of its first tokens nothing is known, and nothing is observed.
 
 Ours are called `hasten_...`; dashboards and gateways that know vLLM find the same numbers under
 its names (`api.observability.vllm_names`). Exercised by
@@ -91,6 +92,7 @@ class Metrics:
         """Pass deltas through, timing them, and keep for `who` what they come to."""
         begin_s = perf_counter()
         last_s: dict[int, float] = {}
+        has_first_token = request.params.beam is None
         clock = RequestClock()
         who.num_prompt_tokens += len(request.prompt_token_ids)
         who.prompts.append(request.prompt_token_ids)
@@ -98,7 +100,10 @@ class Metrics:
             async with aclosing(deltas):
                 async for delta in deltas:
                     now_s = perf_counter()
-                    self._observe(delta, now_s, last_s, begin_s)
+                    if has_first_token:
+                        self._observe_gap(delta, now_s, last_s, begin_s)
+                    if delta.finish_reason is not None:
+                        self.finished.labels(delta.finish_reason).inc()
                     who.note(delta, now_s - begin_s)
                     clock.note(delta, now_s - begin_s)
                     last_s[delta.sample_idx] = now_s
@@ -115,7 +120,7 @@ class Metrics:
                 self.count_refusal(who.key.name, "overloaded")
             raise
 
-    def _observe(
+    def _observe_gap(
         self, delta: SampleDelta, now_s: float, last_s: Mapping[int, float], begin_s: float
     ) -> None:
         gap_s = now_s - last_s.get(delta.sample_idx, begin_s)
@@ -126,8 +131,6 @@ class Metrics:
             self.recent_itl.note(now_s, gap_s / delta.num_tokens)
             for _ in range(delta.num_tokens):
                 self.itl.observe(gap_s / delta.num_tokens)
-        if delta.finish_reason is not None:
-            self.finished.labels(delta.finish_reason).inc()
 
     def latencies(self) -> dict[str, dict[str, float | None]]:
         """Percentiles of the last minute, in seconds."""

@@ -1,7 +1,10 @@
 """Where the time of requests goes: waiting, the prompt, decoding; and what they ask for.
 
 A request's times are those of its first sample to come and of its last, and are counted when it has
-ended. Reads no clock. Exercised by `pytest tests/unit/api/test_observability.py`.
+ended. A beam search answers all at once, at the end, so nobody sees when its first token came: it
+has no time of prefill or of decoding.
+
+Reads no clock. Exercised by `pytest tests/unit/api/test_observability.py`.
 """
 
 from __future__ import annotations
@@ -63,18 +66,19 @@ class Phases:
         """A request has been answered."""
         if clock.first_s is None:
             return
-        decode_s = clock.last_s - clock.first_s
         most = max(clock.num_tokens.values())
         values = {
             "request_queue_time_seconds": clock.queue_s,
-            "request_prefill_time_seconds": max(0.0, clock.first_s - clock.queue_s),
-            "request_decode_time_seconds": decode_s,
             "request_inference_time_seconds": max(0.0, clock.last_s - clock.queue_s),
             "request_max_num_generation_tokens": most,
             "request_params_max_tokens": params.max_tokens,
             "request_params_n": params.n,
         }
-        if most > 1:
-            values["request_time_per_output_token_seconds"] = decode_s / (most - 1)
+        if params.beam is None:
+            decode_s = clock.last_s - clock.first_s
+            values["request_prefill_time_seconds"] = max(0.0, clock.first_s - clock.queue_s)
+            values["request_decode_time_seconds"] = decode_s
+            if most > 1:
+                values["request_time_per_output_token_seconds"] = decode_s / (most - 1)
         for name, value in values.items():
             self.by_name[name].observe(value)

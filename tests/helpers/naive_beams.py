@@ -1,7 +1,8 @@
 """Beam search the slow and obvious way: the oracle for `core.beams`.
 
 Every hypothesis is a list of tokens whose log-probabilities are computed anew from nothing; there
-are no requests, blocks or forks.
+are no requests, blocks or forks. The rules are those of transformers' `generate`: all candidates
+compete in one ranking, and one that ends its output is an answer only in the top `width` of it.
 """
 
 from __future__ import annotations
@@ -42,13 +43,17 @@ def search(
         candidates: list[tuple[list[int], float]] = []
         for tokens, so_far in living:
             logprobs = logprobs_after((*prompt, *tokens))
-            for token in np.argsort(-logprobs, kind="stable")[: 2 * beam.width].tolist():
-                total = so_far + float(np.float32(logprobs[token]))
-                if token in params.terminal_token_ids:
-                    found.append(Found([*tokens, token], total, "stop"))
-                else:
-                    candidates.append(([*tokens, token], total))
-        living = sorted(candidates, key=lambda candidate: -candidate[1])[: beam.width]
+            candidates += [
+                ([*tokens, token], so_far + float(np.float32(logprobs[token])))
+                for token in np.argsort(-logprobs, kind="stable")[: 2 * beam.width].tolist()
+            ]
+        living = []
+        for place, (tokens, total) in enumerate(sorted(candidates, key=lambda pair: -pair[1]), 1):
+            if tokens[-1] not in params.terminal_token_ids:
+                living.append((tokens, total))
+            elif place <= beam.width:
+                found.append(Found(tokens, total, "stop"))
+        del living[beam.width :]
         if living and len(living[0][0]) == params.max_tokens:
             found += [Found(tokens, total, "length") for tokens, total in living]
             living = []

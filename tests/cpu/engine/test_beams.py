@@ -1,13 +1,19 @@
-"""Beam search over real arithmetic: what a dense forward finds; the same bits however it ran."""
+"""Beam search over real arithmetic: what a dense forward and transformers' `generate` find.
+
+The same bits however it ran.
+"""
 
 from __future__ import annotations
 
 import random
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 from hasten.core.loading import load_model
 from hasten.core.messages import AddRequest
 from hasten.core.params import Beam, GenerationParams
@@ -48,6 +54,52 @@ def test_a_search_finds_what_a_dense_forward_finds(kernels: str, tmp_path: Path)
             )
             cum_logprob = sum(entry.token_logprob for entry in answer.logprobs)
             assert cum_logprob == pytest.approx(found.cum_logprob, abs=TOLERANCE)
+
+
+def transformers_finds(theirs: Any, request: AddRequest) -> list[list[int]]:
+    """What `generate` answers; for a beam of one it takes the likeliest token in each step."""
+    params, prompt = request.params, request.prompt_token_ids
+    beam, ends = params.beam, params.eos_token_ids
+    assert beam is not None
+    ranking = {"length_penalty": beam.length_penalty, "early_stopping": beam.early_stopping}
+    ids = theirs.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        max_new_tokens=params.max_tokens,
+        do_sample=False,
+        num_beams=beam.width,
+        num_return_sequences=beam.width,
+        eos_token_id=list(ends),
+        pad_token_id=ends[0],
+        **(ranking if beam.width > 1 else {}),
+    )
+    answers: list[list[int]] = [row[len(prompt) :] for row in ids.tolist()]
+    ended = [[idx for idx, token in enumerate(answer) if token in ends] for answer in answers]
+    return [
+        answer[: at[0] + 1] if at else answer for answer, at in zip(answers, ended, strict=True)
+    ]
+
+
+def test_a_search_finds_what_transformers_finds(tmp_path: Path) -> None:
+    theirs = save_tiny_model("llama", tmp_path)
+    model = load_model(str(tmp_path))
+    engine = Workbench.make(
+        model, "reference", DType.F32, num_blocks=400, max_model_len=64
+    ).engine()
+    requests = []
+    for width, early, penalty in product((1, 3), (True, False, "never"), (0.0, 1.0, 2.0)):
+        if width == 1 and early == "never" and penalty > 0:
+            continue  # goes on behind the end of the likeliest text, which `generate` does not
+        beam = Beam(width=width, length_penalty=penalty, early_stopping=early)  # type: ignore[arg-type]  # one of these three
+        params = GenerationParams(max_tokens=10, seed=0, n=width, beam=beam, eos_token_ids=(2, 7))
+        requests += [
+            ask(f"{width} {early} {penalty} {i}", [1, 5, 9, i], params) for i in range(3, 6)
+        ]
+    answers = run_requests(engine, requests)
+    for request in requests:
+        found = [answers[request.request_id, idx].token_ids for idx in range(request.params.n)]
+        assert found == transformers_finds(theirs, request), request
+    assert {answer.finish_reason for answer in answers.values()} == {"stop", "length"}
 
 
 def mixed_requests(vocab_size: int) -> list[AddRequest]:

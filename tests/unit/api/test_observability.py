@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import httpx
 import pytest
+from hasten.api.http.metrics import Metrics
 from hasten.api.observability.log_lines import JsonLines
 from hasten.api.observability.phases import Phases, RequestClock
 from hasten.api.observability.recent import RecentLatency
@@ -16,10 +19,13 @@ from hasten.api.observability.request_log import RequestLog
 from hasten.api.security.caller import Caller, caller, calling
 from hasten.api.security.keys import Key
 from hasten.api.text.sample_text import SampleDelta
-from hasten.core.params import GenerationParams
+from hasten.core.messages import AddRequest
+from hasten.core.params import Beam, GenerationParams
 from prometheus_client import CollectorRegistry
 
 from tests.helpers.fake_engine import ByteTokenizer
+
+BEAM_PARAMS = GenerationParams(max_tokens=9, seed=0, n=2, beam=Beam(width=3))
 
 
 def test_lines_are_objects_with_the_fields_of_a_record(caplog: pytest.LogCaptureFixture) -> None:
@@ -49,6 +55,16 @@ def delta(num_tokens: int, sample_idx: int = 0, queue_s: float | None = None) ->
     return SampleDelta(sample_idx, "", (), num_tokens, 0, queue_s=queue_s)
 
 
+def observed(phases: Phases) -> dict[str, float]:
+    """The sums of the histograms in which there is anything."""
+    found = {}
+    for name, histogram in phases.by_name.items():
+        samples = {sample.name: sample.value for sample in next(iter(histogram.collect())).samples}
+        if samples[f"hasten_{name}_count"]:
+            found[name.removeprefix("request_")] = samples[f"hasten_{name}_sum"]
+    return found
+
+
 def test_the_time_of_a_request_is_told_by_phase() -> None:
     phases = Phases(CollectorRegistry())
     clock = RequestClock()
@@ -57,14 +73,7 @@ def test_the_time_of_a_request_is_told_by_phase() -> None:
     clock.note(delta(4), at_s=4.0)
     phases.count(clock, GenerationParams(max_tokens=9, seed=0, n=2))
     phases.count(RequestClock(), GenerationParams(max_tokens=9, seed=0))  # it never got a token
-    sums = {
-        name.removeprefix("request_"): sample.value
-        for name, histogram in phases.by_name.items()
-        for metric in histogram.collect()
-        for sample in metric.samples
-        if sample.name.endswith("_sum")
-    }
-    assert sums == {
+    assert observed(phases) == {
         "queue_time_seconds": 0.5,
         "prefill_time_seconds": 1.5,
         "decode_time_seconds": 2.0,
@@ -74,6 +83,41 @@ def test_the_time_of_a_request_is_told_by_phase() -> None:
         "params_max_tokens": 9,
         "params_n": 2,
     }
+
+
+def test_a_beam_search_has_no_time_of_prefill_or_decoding() -> None:
+    phases = Phases(CollectorRegistry())
+    clock = RequestClock()
+    clock.note(delta(7, queue_s=0.5), at_s=2.0)
+    clock.note(delta(9, sample_idx=1), at_s=2.0)
+    phases.count(clock, BEAM_PARAMS)
+    assert observed(phases) == {
+        "queue_time_seconds": 0.5,
+        "inference_time_seconds": 1.5,
+        "max_num_generation_tokens": 9,
+        "params_max_tokens": 9,
+        "params_n": 2,
+    }
+
+
+@pytest.mark.parametrize("params", [BEAM_PARAMS, GenerationParams(max_tokens=9, seed=0, n=2)])
+def test_nobody_sees_the_first_token_of_a_beam_search(params: GenerationParams) -> None:
+    async def deltas() -> AsyncGenerator[SampleDelta]:
+        for idx in range(2):
+            yield SampleDelta(idx, "", (), 3, 0, finish_reason="length")
+
+    async def watch() -> int:
+        request = AddRequest(request_id="a", prompt_token_ids=[1], params=params)
+        return len([each async for each in metrics.watch(deltas(), Caller(), request)])
+
+    metrics = Metrics()
+    assert asyncio.run(watch()) == 2
+    rendered = metrics.render(None).decode()
+    num_seen = 2.0 if params.beam is None else 0.0
+    assert f"hasten_time_to_first_token_seconds_count {num_seen}\n" in rendered
+    assert (metrics.latencies()["ttft"]["p50"] is not None) == (params.beam is None)
+    assert "hasten_request_seconds_count 1.0\n" in rendered
+    assert 'hasten_samples_finished_total{finish_reason="length"} 2.0\n' in rendered
 
 
 def test_recent_latencies_forget() -> None:
