@@ -124,6 +124,7 @@ class StepInput:
 
     staged: Staged
     make: Callable[[StepBatch], npt.NDArray[Any]]
+    is_padded: bool = False  # with zeros, up to the rows that are computed
 
     @property
     def data(self) -> torch.Tensor:
@@ -131,7 +132,7 @@ class StepInput:
 
     def refresh(self, batch: StepBatch, num_rows: int) -> None:
         """Raises ValueError when the batch holds more than the capacity."""
-        self.staged.put(self.make(batch), min(num_rows, len(self.data)))
+        self.staged.put(self.make(batch), num_rows if self.is_padded else 0)
 
 
 @dataclass(slots=True)
@@ -217,17 +218,19 @@ class Binder:
         key: Hashable,
         shape: tuple[int, ...],
         make: Callable[[StepBatch], npt.NDArray[Any]],
+        *,
+        is_padded: bool = False,
     ) -> StepInput:
         """The input under this key, int32, refreshed once per step for all that read it."""
         if key not in self.inputs:
-            self.inputs[key] = StepInput(self.staged(shape), make)
+            self.inputs[key] = StepInput(self.staged(shape), make, is_padded)
         return self.inputs[key]
 
     def token_input(
         self, key: Hashable, make: Callable[[StepBatch], npt.NDArray[np.int32]]
     ) -> StepInput:
         """An input of one number per token."""
-        return self.step_input(key, (max(self.capacity.max_tokens, 1),), make)
+        return self.step_input(key, (max(self.capacity.max_tokens, 1),), make, is_padded=True)
 
     def scratch(self, name: str, num_elements: int, dtype: torch.dtype) -> torch.Tensor:
         """Memory that ops use one after another; grown before the first step, zero at first."""

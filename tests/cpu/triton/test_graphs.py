@@ -16,8 +16,10 @@ from hasten.kernels.dtypes import DType
 from hasten.kernels.program import Capacity
 from hasten.kernels.triton import attention_plan
 from hasten.kernels.triton.backend import TritonBackend
+from hasten.kernels.triton.binding import Binder
 from hasten.kernels.triton.executable import TritonExecutable
 from hasten.kernels.triton.graphs import GRAPH_ROWS, NODE_BYTES, padded_rows
+from hasten.kernels.triton.kv_cache import TritonKVCache
 from hasten.kernels.triton.machine import HostMachine
 
 from tests.cpu.triton.test_attention import make_recorder
@@ -118,6 +120,32 @@ def test_sizes_are_padded() -> None:
     assert found == [None, 1, 4, 8, 16, 24, 96, 256, None]
     assert padded_rows(9, 12) is None, "more than the capacity"
     assert list(GRAPH_ROWS) == sorted(set(GRAPH_ROWS))
+
+
+def test_what_is_one_per_token_is_padded() -> None:
+    """And block tables, one row per request, are uploaded as they are."""
+    backend = backend_of(RecordingMachine())
+    recorder = make_recorder(LENGTHS, DType.BF16, (4, 2))
+    cache = TritonKVCache(KVPlan(recorder.program.kv_groups, (9,), BLOCK_SIZE), backend.device)
+    capacity = Capacity(64, 12, 1, 64)
+    binder = Binder(
+        recorder.weights,
+        cache,
+        capacity,
+        backend.device,
+        1,
+        backend.table,
+        has_fp8=True,
+        num_programs=1,
+    )
+    batch = BatchMaker(LENGTHS, recorder.program.kv_groups).batch([Part(0, 0, 3)])
+    tokens = binder.token_input("tokens", lambda _: np.full(3, 7, np.int32))
+    tables = binder.step_input("tables", (12, 2), lambda _: np.full((3, 2), 7, np.int32))
+    for step_input in (tokens, tables):
+        step_input.data.fill_(5)
+        step_input.refresh(batch, 8)
+    assert tokens.data[:9].tolist() == [7, 7, 7, 0, 0, 0, 0, 0, 5]
+    assert tables.data[:9, 0].tolist() == [7, 7, 7, 5, 5, 5, 5, 5, 5]
 
 
 def test_memory_of_graphs_is_planned() -> None:
