@@ -139,6 +139,8 @@ class _Adjuster:
         self._block = block
         self._num_warps = num_warps
         self._adjusted = logits.data
+        self._nothing = binder.zeros((1,), torch.int32)  # stands for lists and masks not given
+        self._no_values = binder.zeros((1,), torch.float32)
         self._operands: tuple[torch.Tensor, ...] = ()
         self._rows: SamplingRows | None = None
         self._asked = (False, False, False)
@@ -187,16 +189,14 @@ class _Adjuster:
         """Masks and which row has which, once whoever writes them is done."""
         rows = self._rows
         if rows is None or rows.mask_idx is None or rows.masks is None:
-            nothing = self._binder.zeros((1,), torch.int32)
-            return nothing, nothing
+            return self._nothing, self._nothing
         rows.wait_for_masks()
         to_device = self._binder.to_device
         return to_device(rows.mask_idx), to_device(rows.masks.view(np.int32))
 
     def _sparse(self, rows: SparseRows | None) -> tuple[torch.Tensor, ...]:
         if rows is None:
-            nothing = self._binder.zeros((1,), torch.int32)
-            return nothing, nothing, nothing.float()
+            return self._nothing, self._nothing, self._no_values
         arrays = (rows.starts, rows.token_ids, rows.values)
         return tuple(self._binder.to_device(array) for array in arrays)
 
