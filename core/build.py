@@ -279,8 +279,7 @@ def settle_memory(binding: ModelBinding, options: EngineOptions) -> MemoryPlan:
     device = _device_needs(binding, step_capacity(options, options.model.max_model_len or max_len))
     return plan_memory(
         MemoryDemand(
-            weights_bytes=binding.model.num_bytes
-            + sum(drafter.num_bytes for drafter in binding.drafters),
+            weights_bytes=device.weights_bytes,
             activation_bytes=device.work_bytes,
             available_bytes=device.free_bytes,
             utilization=cache.gpu_memory_utilization,
@@ -302,6 +301,7 @@ class _DeviceNeeds:
     """What there is of the memory that a model computes in, and what computing takes of it."""
 
     free_bytes: int
+    weights_bytes: int
     work_bytes: int
     graph_bytes: int
     kv_cap_bytes: int | None
@@ -311,13 +311,20 @@ def _device_needs(binding: ModelBinding, capacity: Capacity) -> _DeviceNeeds:
     backend = binding.backend
     free_bytes = backend.free_memory_bytes() if isinstance(backend, OwnsMemory) else None
     if not isinstance(backend, OwnsMemory) or free_bytes is None:
-        work_bytes = activation_bytes(binding.program, capacity)
-        return _DeviceNeeds(available_memory_bytes(), work_bytes, 0, DEFAULT_KV_CAP_BYTES)
+        return _DeviceNeeds(
+            available_memory_bytes(),
+            binding.model.num_bytes + sum(drafter.num_bytes for drafter in binding.drafters),
+            activation_bytes(binding.program, capacity),
+            graph_bytes=0,
+            kv_cap_bytes=DEFAULT_KV_CAP_BYTES,
+        )
     programs = [(binding.program, binding.model.weights)]
     programs += [(drafter.program, drafter.weights) for drafter in binding.drafters]
+    bound = [backend.bound_bytes(program, weights, capacity) for program, weights in programs]
     return _DeviceNeeds(
         free_bytes,
-        sum(backend.work_bytes(program, weights, capacity) for program, weights in programs),
+        sum(each.weights for each in bound),
+        sum(each.work for each in bound),
         sum(backend.graph_bytes(program, capacity) for program, _ in programs),
         kv_cap_bytes=None,
     )

@@ -110,6 +110,14 @@ class Backend(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class BoundBytes:
+    """Device memory of a program bound to its weights, beside cache and graphs."""
+
+    weights: int  # as kernels read them, tables included
+    work: int  # buffers, inputs, scratch memory
+
+
 @runtime_checkable
 class OwnsMemory(Protocol):
     """A backend that computes on a device, whose memory is not the host's."""
@@ -118,10 +126,10 @@ class OwnsMemory(Protocol):
         """What the device has left; None where it is the host after all."""
         ...
 
-    def work_bytes(
+    def bound_bytes(
         self, program: Program, weights: Mapping[WeightName, Weight], capacity: Capacity
-    ) -> int:
-        """What compiling takes beside weights and cache: buffers, inputs, scratch memory."""
+    ) -> BoundBytes:
+        """What compiling takes beside the cache."""
         ...
 
     def graph_bytes(self, program: Program, capacity: Capacity) -> int:

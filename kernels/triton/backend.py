@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from hasten.kernels import ops
-from hasten.kernels.backend import KVPlan, UnsupportedOpError, first_refusal
+from hasten.kernels.backend import BoundBytes, KVPlan, UnsupportedOpError, first_refusal
 from hasten.kernels.dtypes import DType
 from hasten.kernels.triton import (
     elementwise,
@@ -157,14 +157,14 @@ class TritonBackend:
             return None
         return int(torch.cuda.mem_get_info(self.device)[0])
 
-    def work_bytes(
+    def bound_bytes(
         self, program: Program, weights: Mapping[WeightName, Weight], capacity: Capacity
-    ) -> int:
+    ) -> BoundBytes:
         """See `kernels.backend.OwnsMemory`. Counted by binding on "meta", where nothing is held."""
         meta = torch.device("meta")
         plan = KVPlan(program.kv_groups, (1,) * len(program.kv_groups), COUNTED_BLOCK_SIZE)
         binder, _, _ = self._bind(program, weights, TritonKVCache(plan, meta), capacity, meta)
-        return binder.work_bytes
+        return binder.bound_bytes
 
     def graph_bytes(self, program: Program, capacity: Capacity) -> int:
         """See `kernels.backend.OwnsMemory`."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 import triton
+from hasten.kernels.backend import BoundBytes
 from hasten.kernels.dtypes import DType
 from hasten.kernels.program import Rows
 from hasten.kernels.reference.binding import TORCH_DTYPES
@@ -27,7 +28,7 @@ from hasten.kernels.triton.launch import INTERPRETER
 from hasten.kernels.triton.machine import HostMachine
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Hashable, Iterator, Sequence
 
     import numpy.typing as npt
     from hasten.kernels import ops
@@ -170,6 +171,12 @@ class Binder:
             shape = (max(num_rows[buffer.rows], 1), buffer.width)
             self.activations[buffer] = Activation(self.zeros(shape, TORCH_DTYPES[buffer.dtype]))
 
+    @property
+    def bound_bytes(self) -> BoundBytes:
+        """What is held by now; what several share (a tied head, no offsets) counts once."""
+        held = {id(tensor): tensor.nbytes for tensor in _tensors_in(tuple(self._made.values()))}
+        return BoundBytes(sum(held.values()), self.work_bytes)
+
     def activation(self, buffer: Buffer) -> Activation:
         return self.activations[buffer]
 
@@ -254,6 +261,15 @@ class Binder:
     def to_device(self, array: npt.NDArray[Any]) -> torch.Tensor:
         """A copy of a numpy array (of `ml_dtypes` too) on the device."""
         return to_device(array, self.device)
+
+
+def _tensors_in(made: object) -> Iterator[torch.Tensor]:
+    """Tensors, in tuples or alone; what else is made once took its memory from the binder."""
+    if isinstance(made, torch.Tensor):
+        yield made
+    elif isinstance(made, tuple):
+        for each in made:
+            yield from _tensors_in(each)
 
 
 _VIEWS = {

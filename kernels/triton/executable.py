@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     import numpy as np
     import numpy.typing as npt
+    from hasten.kernels.backend import BoundBytes
     from hasten.kernels.program import Program
     from hasten.kernels.step import StepBatch, StepResult
     from hasten.kernels.triton.binding import Activation, Binder, Kernel
@@ -47,9 +48,8 @@ class TritonExecutable:
         self._num_tokens = 0
 
     @property
-    def work_bytes(self) -> int:
-        """Device memory of buffers, inputs and scratch."""
-        return self._binder.work_bytes
+    def bound_bytes(self) -> BoundBytes:
+        return self._binder.bound_bytes
 
     def run(self, batch: StepBatch) -> StepResult:
         """Compute one step, and return when it is done, so that its time is the step's.

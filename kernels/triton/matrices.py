@@ -18,8 +18,7 @@ Exercised by `pytest tests/cpu/triton/test_conformance.py`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -42,8 +41,7 @@ UNIT = 32
 DENSE, PACKED, FP8 = "dense", "packed", "fp8"
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceMatrix:
+class DeviceMatrix(NamedTuple):
     """One matrix on the device. Tensors that a kind does not have stand for nothing.
 
     `codes` says what a packed word holds: "u4", "i8" or "e4m3". `group_size` is inputs per scale.

@@ -162,11 +162,11 @@ def test_memory_of_work_is_what_compiling_takes() -> None:
     recorder = make_recorder(LENGTHS, DType.BF16, (4, 2))
     backend = backend_of(RecordingMachine())
     capacity = Capacity(64, 3, 1, 64)
-    planned = backend.work_bytes(recorder.program, recorder.weights, capacity)
+    planned = backend.bound_bytes(recorder.program, recorder.weights, capacity)
     buffers = sum(64 * buffer.width * 2 for buffer in recorder.program.buffers)
-    assert planned > buffers
+    assert planned.work > buffers
     groups = recorder.program.kv_groups
     cache = backend.allocate_kv(KVPlan(groups, (9,), BLOCK_SIZE))
     executable = backend.compile(recorder.program, recorder.weights, cache, capacity)
-    assert executable.work_bytes == planned
+    assert executable.bound_bytes == planned
     assert backend.free_memory_bytes() is None, "this device's memory is the host's"
