@@ -99,10 +99,14 @@ class LoadedModel:
         return sum(weight.num_bytes for weight in self.weights.values())
 
     @property
+    def num_numbers(self) -> int:
+        """Elements of all weights together."""
+        return sum(math.prod(weight.shape) for weight in self.weights.values())
+
+    @property
     def share_of_bf16(self) -> float:
         """`num_bytes` over what the same numbers, the LM head's included, take in bf16."""
-        numbers = sum(math.prod(weight.shape) for weight in self.weights.values())
-        return self.num_bytes / (2 * numbers)
+        return self.num_bytes / (2 * self.num_numbers)
 
     def kv_format(self, dtype: DType) -> KVFormat:
         """All layers' caches in `dtype`; in fp8 with the checkpoint's static scales, if any."""

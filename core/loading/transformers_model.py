@@ -46,10 +46,15 @@ class ForeignModel(LoadedModel):
 
     module: TransformersModule | None = None
     module_bytes: int = 0
+    module_numbers: int = 0
 
     @property
     def num_bytes(self) -> int:
         return self.module_bytes
+
+    @property
+    def num_numbers(self) -> int:
+        return self.module_numbers
 
     def kv_format(self, dtype: DType) -> KVFormat:
         """Raises LoadError for fp8, which nobody has probed for these models."""
@@ -92,7 +97,7 @@ def load_transformers(location: ModelLocation) -> ForeignModel:
         raise LoadError(f"{location.path}: --model-impl transformers needs a model directory")
     fields = read_json(location.path / "config.json")
     model = _from_pretrained(location)
-    num_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    parameters = list(model.parameters())
     try:
         module = TransformersModule(model)
     except UnsupportedModelError as error:
@@ -111,7 +116,8 @@ def load_transformers(location: ModelLocation) -> ForeignModel:
         weights=sinks,
         content_hash=_content_hash(location),
         module=module,
-        module_bytes=num_bytes,
+        module_bytes=sum(parameter.nbytes for parameter in parameters),
+        module_numbers=sum(parameter.numel() for parameter in parameters),
     )
 
 

@@ -115,9 +115,14 @@ def test_a_server_that_dies_in_the_middle(
 def test_a_run_that_is_interrupted(
     server: ServerProcess, suite: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as patched:
-        at_the_second_call(patched, lambda: signal.raise_signal(signal.SIGINT))
-        broken = evals(suite, server.url, "--resume")
+    # A shell's background jobs, tests among them, are started with SIGINT ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with monkeypatch.context() as patched:
+            at_the_second_call(patched, lambda: signal.raise_signal(signal.SIGINT))
+            broken = evals(suite, server.url, "--resume")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert broken.exit_code == 130
     assert broken.stderr.splitlines()[-1] == "evals: interrupted; --resume goes on from here"
     assert records(suite) == []

@@ -243,6 +243,12 @@ def build_remembering(options: EngineOptions) -> FakeEngine:
     return RememberingEngine(step_s=0.02)
 
 
+def build_endless(options: EngineOptions) -> FakeEngine:
+    """A model that is not done loading before anybody gives up."""
+    time.sleep(600)
+    return FakeEngine()
+
+
 def build_sluggish(options: EngineOptions) -> FakeEngine:
     """A model that takes a while to load."""
     time.sleep(0.5)

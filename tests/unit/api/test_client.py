@@ -228,7 +228,8 @@ def test_a_start_can_be_cancelled(tmp_path: Path, delay_s: float) -> None:
     before = psutil.Process().children()
 
     async def run() -> None:
-        starting = asyncio.create_task(EngineClient.start(EngineOptions(), FACTORY + "build_slow"))
+        factory = FACTORY + "build_endless"
+        starting = asyncio.create_task(EngineClient.start(EngineOptions(), factory))
         await asyncio.sleep(delay_s)
         starting.cancel()
         with pytest.raises(asyncio.CancelledError):
