@@ -257,8 +257,12 @@ class Scheduler:
 
     def _plan_behind(self, step: _Step, behind: list[Request]) -> None:
         for count, request in enumerate(behind, start=1):
+            if request.status is not RUNNING:
+                continue
+            if not self._has_room(step, request, request.num_computed_tokens):
+                return
             is_last = count == len(behind) and not self._queue
-            if request.status is RUNNING and not self._plan_chunk(step, request, is_last):
+            if not self._plan_chunk(step, request, is_last):
                 return
 
     def _num_drafts(self, request: Request, num_spare: int) -> int:
@@ -273,8 +277,6 @@ class Scheduler:
         """
         start = request.num_computed_tokens
         num_wanted = request.num_tokens - start
-        if not self._has_room(step, start, num_wanted):
-            return False
         # What the step has time for comes first: half of that is left to others.
         num_tokens = self._max_chunk(step, start, num_wanted)
         if not is_last:
@@ -318,12 +320,12 @@ class Scheduler:
         # Where nobody waits for his next token, somebody may still come for his first.
         return self._budget if step.caught_up else self._prompt_budget
 
-    def _has_room(self, step: _Step, start: int, num_wanted: int) -> bool:
+    def _has_room(self, step: _Step, request: Request, start: int) -> bool:
         """Whether the step has time for another prompt; the first is computed in any case."""
         budget = self._budget_of(step)
         if budget is None or not step.chunks:
             return True
-        return budget.has_room(self._shape(step), start, num_wanted)
+        return budget.has_room(self._shape(step), start, request.num_tokens - start)
 
     def _max_chunk(self, step: _Step, start: int, num_wanted: int) -> int:
         num_tokens = min(num_wanted, step.num_tokens_left)
@@ -343,8 +345,7 @@ class Scheduler:
             quote = self._admission.quote(request, self.running, self._step_idx)
             if quote is None:
                 return
-            start = quote.num_shared_tokens
-            if not self._has_room(step, start, request.num_tokens - start):
+            if not self._has_room(step, request, quote.num_shared_tokens):
                 return
             self._admit(request, quote)
             if not self._plan_chunk(step, request, is_last=not self._queue):
