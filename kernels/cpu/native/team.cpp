@@ -1,5 +1,8 @@
 #include "team.h"
 
+#if defined(__linux__)
+#include <sched.h>
+#endif
 #if defined(__x86_64__) || defined(__i386__)
 #include <immintrin.h>
 #endif
@@ -46,9 +49,58 @@ int spins_for(int num_threads) {
   return static_cast<unsigned>(num_threads) <= processors ? kBarrierSpins : 0;
 }
 
+#if defined(__linux__)
+
+// While it lives, the calling thread runs on one processor only; none: wherever it may.
+class Bound {
+ public:
+  explicit Bound(const std::vector<int>& processors, int thread) {
+    if (processors.empty() || sched_getaffinity(0, sizeof(before_), &before_) != 0) return;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(processors[static_cast<size_t>(thread)], &one);
+    is_bound_ = sched_setaffinity(0, sizeof(one), &one) == 0;
+  }
+  ~Bound() {
+    if (is_bound_) sched_setaffinity(0, sizeof(before_), &before_);
+  }
+  Bound(const Bound&) = delete;
+  Bound& operator=(const Bound&) = delete;
+
+ private:
+  cpu_set_t before_{};
+  bool is_bound_ = false;
+};
+
+// One for each thread where the team takes all processors that this process may use, else none.
+std::vector<int> processors_for(int num_threads) {
+  cpu_set_t allowed;
+  if (num_threads == 1 || sched_getaffinity(0, sizeof(allowed), &allowed) != 0 ||
+      CPU_COUNT(&allowed) != num_threads) {
+    return {};
+  }
+  std::vector<int> processors;
+  for (int processor = 0; processor < CPU_SETSIZE; ++processor) {
+    if (CPU_ISSET(processor, &allowed)) processors.push_back(processor);
+  }
+  return processors;
+}
+
+#else
+
+class Bound {
+ public:
+  Bound(const std::vector<int>&, int) {}
+};
+
+std::vector<int> processors_for(int) { return {}; }
+
+#endif
+
 }  // namespace
 
-Team::Team(int num_threads) : size_(num_threads), spins_(spins_for(num_threads)) {
+Team::Team(int num_threads)
+    : size_(num_threads), spins_(spins_for(num_threads)), processors_(processors_for(num_threads)) {
   for (int thread = 1; thread < size_; ++thread) {
     threads_.emplace_back([this, thread] { work(thread); });
   }
@@ -67,6 +119,7 @@ void Team::run(const std::function<void(int)>& job) {
     job(0);
     return;
   }
+  const Bound bound(processors_, 0);
   const Clock::time_point start = Clock::now();
   width_ = size_;
   waited_ = {};
@@ -95,6 +148,7 @@ void Team::barrier(int thread) {
 }
 
 void Team::work(int thread) {
+  const Bound bound(processors_, thread);
   for (int seen = 0;; ++seen) {
     await_change(job_count_, seen, spins_ > 0 ? kIdleSpins : 0);
     if (is_stopping_) return;

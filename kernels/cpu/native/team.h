@@ -5,6 +5,10 @@
 // theirs. Between jobs the threads spin a little longer, as the next step is usually near. Where
 // other programs keep the cores so busy that the threads mostly wait for each other, the caller
 // works alone for some jobs: results do not depend on the number of threads.
+//
+// A team as large as the machine keeps each thread on a processor of its own, as two that the system
+// puts on one, because a third program ran for a moment, wait for each other at every barrier until
+// it notices. The caller stays on its processor for the time of a job only.
 #pragma once
 
 #include <algorithm>
@@ -64,6 +68,7 @@ class Team {
 
   const int size_;
   const int spins_;
+  const std::vector<int> processors_;  // of each thread; none where they may move
   int width_ = 1;
   Pace pace_;
   Clock::duration waited_{};  // by the caller, in this job's barriers
