@@ -5,6 +5,7 @@
 // rows (tokens), a head op L rows (of the current slice of logit rows).
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -442,6 +443,12 @@ struct Share {
 template <class Op>
 using Kernel = void (*)(const Op&, const Step&, const Share&);
 
+// Gumbel noise from a word is monotone in the word and below kMostNoise. Entry n is a word, its sign
+// bit flipped for signed comparison, below which noise is sure to be less than n / kNoiseSteps.
+inline constexpr int kMostNoise = 23;
+inline constexpr int kNoiseSteps = 4;
+extern const std::array<int32_t, kMostNoise * kNoiseSteps> noise_floors;
+
 // Passes over one row of logits, from which sample.cpp puts sampling together. `temperature`
 // divides; a token counts if its divided logit is at least `floor`.
 struct VocabKernels {
@@ -451,11 +458,13 @@ struct VocabKernels {
   float (*sum_exp)(const float* logits, int count, float temperature, float shift, float floor);
   // The tokens that count, ascending; returns how many.
   int (*collect)(const float* logits, int count, float temperature, float floor, int32_t* tokens);
-  // The first token with the largest logit / temperature + noise.
-  int (*noisy_largest)(const float* logits, int count, float temperature, float floor,
-                       const NoiseKey& key);
+  // The first token with the largest logit / temperature + noise; `largest_token` has the largest
+  // logit.
+  int (*noisy_largest)(const float* logits, int count, int largest_token, float temperature,
+                       float floor, const NoiseKey& key);
   float (*noise)(const NoiseKey& key, int token);
-  void (*forbid)(float* logits, int count, const uint32_t* allowed);
+  // Copies the logits of allowed tokens, one bit each, and -inf for the others; also in place.
+  void (*copy_allowed)(const float* logits, int count, const uint32_t* allowed, float* out);
 };
 
 // What machine_limits.cpp times: as many products as a core can do, and as many bytes as it can read.

@@ -12,6 +12,18 @@
 #include "ops.h"
 
 namespace hasten {
+
+const std::array<int32_t, kMostNoise * kNoiseSteps> noise_floors = [] {
+  std::array<int32_t, kMostNoise * kNoiseSteps> floors{};
+  for (int i = 0; i < kMostNoise * kNoiseSteps; ++i) {
+    // A hundredth less is far more than rounding takes.
+    const double u = std::exp(-std::exp(0.01 - static_cast<double>(i) / kNoiseSteps));
+    const double word = std::max(0.0, u * 4294967296.0 - 2.0);
+    floors[static_cast<size_t>(i)] = static_cast<int32_t>(static_cast<uint32_t>(word) ^ 0x80000000u);
+  }
+  return floors;
+}();
+
 namespace {
 
 constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
@@ -76,7 +88,7 @@ class RowSampler {
     if (!has_counts && !has_bias && mask < 0) return true;
     auto* adjusted = reinterpret_cast<float*>(memory_);
     memory_ += sizeof(float) * static_cast<size_t>(size_);
-    std::copy_n(raw_, size_, adjusted);
+    if (has_counts || has_bias) std::copy_n(raw_, size_, adjusted);
     if (has_counts) penalize(adjusted);
     if (has_bias) {
       for (int i = begin(rows_.bias); i < end(rows_.bias); ++i) {
@@ -85,7 +97,8 @@ class RowSampler {
     }
     if (mask >= 0) {
       wait_for_masks();
-      vocab_.forbid(adjusted, size_, rows_.masks + static_cast<size_t>(mask) * rows_.mask_words);
+      vocab_.copy_allowed(has_counts || has_bias ? adjusted : raw_, size_,
+                          rows_.masks + static_cast<size_t>(mask) * rows_.mask_words, adjusted);
     }
     logits_ = adjusted;
     return find_largest();
@@ -122,7 +135,7 @@ class RowSampler {
     const float top_p = rows_.top_p[row_];
     const bool limits_count = top_k > 0 && top_k < size_;
     if (!limits_count && top_p >= 1.0f) {
-      return vocab_.noisy_largest(logits_, size_, temperature_, floor, key_);
+      return vocab_.noisy_largest(logits_, size_, largest_token_, temperature_, floor, key_);
     }
     return choose_filtered(limits_count ? top_k : size_, top_p, floor);
   }

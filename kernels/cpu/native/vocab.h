@@ -118,20 +118,40 @@ inline float noise(const NoiseKey& key, int token) {
   return lanes[0];
 }
 
-inline int noisy_largest(const float* x, int count, float temperature, float floor,
+// The first token with the largest logit / temperature + noise, of those with a quotient of at least
+// `floor`. Most of a vocabulary is too unlikely to win with any noise, or with the noise it has,
+// which its words show before any logarithm: results are those of the whole.
+inline int noisy_largest(const float* x, int count, int largest_token, float temperature, float floor,
                          const NoiseKey& key) {
   constexpr int kTokens = 4 * kLanes;  // of one round of counters
   const F16x none = splat(-__builtin_inff());
+  const I16x sign = isplat(static_cast<int32_t>(0x80000000u));
   F16x top[4] = {none, none, none, none};
   I16x where[4] = {izero(), izero(), izero(), izero()};
+  // A score that is reached in any case.
+  float reached = x[largest_token] / temperature + noise(key, largest_token);
   for (int first = 0; first < count; first += kTokens) {
+    const int left = count - first;
+    const float* block = x + first;
+    alignas(64) float rest[kTokens];
+    if (left < kTokens) {
+      for (int i = 0; i < 4; ++i) store(rest + i * kLanes, none);
+      std::memcpy(rest, block, sizeof(float) * static_cast<size_t>(left));
+      block = rest;
+    }
+    F16x most = load(block);
+    for (int i = 1; i < 4; ++i) most = max(most, load(block + i * kLanes));
+    const float missing = reached - reduce_max(most) / temperature;
+    if (missing >= kMostNoise) continue;
     const Philox words = noise_words(key, first / 4);
+    if (missing >= 0.0f) {
+      I16x luckiest = words.word[0] ^ sign;
+      for (int j = 1; j < 4; ++j) luckiest = imax(luckiest, words.word[j] ^ sign);
+      if (reduce_imax(luckiest) < noise_floors[static_cast<int>(missing * kNoiseSteps)]) continue;
+    }
     // Token first + 4 i + j has word j of counter i.
     alignas(64) float logits[4][kLanes];
-    const int left = count - first;
-    for (int i = 0; i < kTokens; ++i) {
-      logits[i % 4][i / 4] = i < left ? x[first + i] : -__builtin_inff();
-    }
+    for (int i = 0; i < kTokens; ++i) logits[i % 4][i / 4] = block[i];
     for (int j = 0; j < 4; ++j) {
       const F16x z = load(logits[j]) / splat(temperature);
       const F16x score = keep_from(z, splat(floor), z + gumbel(words.word[j]), none);
@@ -140,6 +160,8 @@ inline int noisy_largest(const float* x, int count, float temperature, float flo
       where[j] = as_int(select_less(is_more, izero(), as_float(isplat(first)), as_float(where[j])));
       top[j] = max(top[j], score);
     }
+    const float best = reduce_max(max(max(top[0], top[1]), max(top[2], top[3])));
+    if (best > reached) reached = best;
   }
   float best = -__builtin_inff();
   int token = count;
@@ -160,19 +182,22 @@ inline int noisy_largest(const float* x, int count, float temperature, float flo
 }
 
 // By words of 32 tokens: most allow all of theirs, inside a text, or none, between values.
-inline void forbid(float* logits, int count, const uint32_t* allowed) {
+inline void copy_allowed(const float* logits, int count, const uint32_t* allowed, float* out) {
   const F16x none = splat(-__builtin_inff());
   for (int first = 0; first < count; first += 32) {
     uint32_t forbidden = ~allowed[first / 32];
     const int left = count - first;
-    if (forbidden == ~0u && left >= 32) {
-      store(logits + first, none);
-      store(logits + first + kLanes, none);
-      continue;
+    if (left < 32) {
+      for (int i = first; i < count; ++i) out[i] = logits[i];
+      forbidden &= (1u << left) - 1;
+    } else {
+      const bool is_some = forbidden != ~0u;
+      store(out + first, is_some ? load(logits + first) : none);
+      store(out + first + kLanes, is_some ? load(logits + first + kLanes) : none);
+      if (!is_some) continue;
     }
-    if (left < 32) forbidden &= (1u << left) - 1;
     for (; forbidden != 0; forbidden &= forbidden - 1) {
-      logits[first + __builtin_ctz(forbidden)] = -__builtin_inff();
+      out[first + __builtin_ctz(forbidden)] = -__builtin_inff();
     }
   }
 }
