@@ -20,5 +20,4 @@ if TYPE_CHECKING:
 def build_engine(options: EngineOptions) -> Engine:
     """The engine that `options` ask for. Raises what `core.build.build_engine` raises."""
     check_draft_vocabulary(options)
-    grammars = make_grammars(options)
-    return build.build_engine(options, make_speculator=make_speculator, grammars=grammars)
+    return build.build_engine(options, make_speculator=make_speculator, make_grammars=make_grammars)

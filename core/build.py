@@ -11,6 +11,7 @@ import gc
 import hashlib
 import json
 import logging
+import os
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -67,7 +68,7 @@ if TYPE_CHECKING:
     from hasten.core.options import EngineOptions, ExecutionOptions, SchedulerOptions
     from hasten.core.protocols import (
         Executor,
-        Grammars,
+        GrammarsFactory,
         SpeculatorFactory,
     )
     from hasten.kernels.backend import Backend
@@ -186,6 +187,11 @@ class ModelBinding:
         num_drafters = sum(len(drafter.program.kv_groups) for drafter in self.drafters)
         return len(self.program.kv_groups) - num_drafters
 
+    @property
+    def has_idle_processor(self) -> bool:
+        """Whether steps leave a processor of the host to others."""
+        return self.backend.num_busy_processors < len(os.sched_getaffinity(0))
+
     def identity(self) -> dict[str, str]:
         """Everything about it that may change a result."""
         return {
@@ -201,12 +207,12 @@ def build_engine(
     options: EngineOptions,
     report: Callable[[str], None] = logger.info,
     make_speculator: SpeculatorFactory | None = None,
-    grammars: Grammars | None = None,
+    make_grammars: GrammarsFactory | None = None,
 ) -> Engine:
     """An engine for `options`; `report` gets the start-up report, line by line.
 
-    Speculation needs a `make_speculator` (see `hasten.spec`), structured output `grammars` (see
-    `hasten.api.structured`).
+    Speculation needs a `make_speculator` (see `hasten.spec`), structured output `make_grammars`
+    (see `hasten.api.structured`).
 
     Raises ConfigurationError for options that cannot be honoured, LoadError for a model that
     cannot be read, UnsupportedOpError for one that the kernels cannot run.
@@ -230,6 +236,9 @@ def build_engine(
     with phases.timed("drafters"):
         drafters = add_drafters(binding, executor, capacity)
     parts = assemble(binding, executor, plan, options, step_times, make_speculator, drafters)
+    grammars = None
+    if make_grammars is not None:
+        grammars = make_grammars(options, binding.has_idle_processor)
     parts = replace(parts, grammars=grammars, pooler=_pooler(binding, executor))
     report(f"{parts.ready.model_name}: {describe(binding)}")
     for line in (*binding.notes, *plan.lines(), savings(binding, plan.block_size), phases.line()):

@@ -82,8 +82,8 @@ class MaskJob(NamedTuple):
 class Grammars(Protocol):
     """Says which tokens may follow where an output must follow a grammar (`params.grammar`).
 
-    A mask is a function of the request's parameters and of the tokens before the row. Whatever
-    takes time happens in threads of its own, beside the model.
+    A mask is a function of the request's parameters and of the tokens before the row. Compiling
+    happens in a thread of its own, beside the model.
     """
 
     def prepare(self, request: Request) -> None:
@@ -116,6 +116,9 @@ class Grammars(Protocol):
 
 
 if TYPE_CHECKING:
+    GrammarsFactory = Callable[[EngineOptions, bool], Grammars]
+    """Makes the grammars of an engine; the flag says whether a step leaves a processor idle."""
+
     SpeculatorFactory = Callable[
         [EngineOptions, StepTimeModel, Sequence[Drafter], BlockManager], Speculator | None
     ]

@@ -185,7 +185,7 @@ def _build(
     parts = assemble(
         binding, damage.executor(executor), plan, options, step_times, make_speculator, drafters
     )
-    return Engine(replace(parts, grammars=make_grammars(options)))
+    return Engine(replace(parts, grammars=make_grammars(options, binding.has_idle_processor)))
 
 
 def _grammar(schema: str) -> str:

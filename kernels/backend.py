@@ -80,6 +80,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def num_busy_processors(self) -> int:
+        """Processors of the host that a step keeps busy from its beginning to its end."""
+        ...
+
+    @property
     def activation_dtypes(self) -> tuple[DType, ...]:
         """The dtypes that activations may have, the preferred one first."""
         ...

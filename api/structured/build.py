@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from hasten.core.options import EngineOptions
 
 
-def make_grammars(options: EngineOptions) -> GrammarMasks:
+def make_grammars(options: EngineOptions, has_idle_processor: bool) -> GrammarMasks:
     """What is wrong with the model's vocabulary, requests will hear."""
-    return GrammarMasks(partial(_load, options.model.tokenizer or options.model.model))
+    load = partial(_load, options.model.tokenizer or options.model.model)
+    return GrammarMasks(load, beside_model=has_idle_processor)
 
 
 def _load(reference: str) -> Vocabulary:

@@ -3,9 +3,12 @@
     step n        [ schedule | batch | model ............................ | sample | ... ]
     this thread                      [ follow accepted tokens | masks ]     ^ waits if it must
 
+Where the model takes every processor, such a thread would displace one of the model's while all
+others wait for that one: masks are written before the model runs then, by the thread that calls.
+
 Another thread builds the vocabulary for the first request that needs it, and compiles the grammars
 of requests that arrive, so that a large one keeps nobody's masks waiting. A matcher belongs to that
-thread until it is ready and to this one from then on, so there are no locks.
+thread until it is ready and to the writer from then on, so there are no locks.
 
 Implements `core.protocols.Grammars`. Exercised by `pytest tests/unit/structured/test_masks.py`.
 """
@@ -65,9 +68,11 @@ class _Constraint:
 class GrammarMasks:
     """Follows the grammars of an engine's requests. `load` gives the vocabulary, in a thread."""
 
-    def __init__(self, load: Callable[[], Vocabulary]) -> None:
+    def __init__(self, load: Callable[[], Vocabulary], *, beside_model: bool) -> None:
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammar-compiler")
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="grammar-masks")
+        self._writer: ThreadPoolExecutor | None = None
+        if beside_model:
+            self._writer = ThreadPoolExecutor(1, thread_name_prefix="grammar-masks")
         self._load = load
         self._loading: Future[Vocabulary] | None = None
         self._compile = lru_cache(MAX_CACHED_GRAMMARS)(self._compile_new)
@@ -103,7 +108,10 @@ class GrammarMasks:
 
     def begin_masks(self, jobs: Sequence[MaskJob], masks: U32, ready: I32) -> None:
         """See `core.protocols.Grammars`."""
-        self._writer.submit(self._write_all, jobs, masks, ready)
+        if self._writer is None:
+            self._write_all(jobs, masks, ready)
+        else:
+            self._writer.submit(self._write_all, jobs, masks, ready)
 
     def _compile_new(self, grammar: str) -> _Compiled:
         vocabulary = self._vocabulary()
@@ -120,18 +128,21 @@ class GrammarMasks:
 
     def _write_all(self, jobs: Sequence[MaskJob], masks: U32, ready: I32) -> None:
         try:
+            # Asked for once: it takes as long as a small mask.
+            address, row_bytes = masks.ctypes.data, masks.strides[0]
             for job in jobs:
-                self._write_job(job, masks[job.first_row : job.first_row + len(job.drafts) + 1])
+                rows = masks[job.first_row : job.first_row + len(job.drafts) + 1]
+                self._write_job(job, rows, address + job.first_row * row_bytes)
         finally:
             # Whatever happens: the model's threads wait for this.
             ready[0] = 1
 
-    def _write_job(self, job: MaskJob, rows: U32) -> None:
+    def _write_job(self, job: MaskJob, rows: U32, address: int) -> None:
         request_id = job.request.request_id
         try:
             constraint = self._constraints[request_id].result()
             constraint.follow(job.request)
-            self._write_rows(constraint, job.drafts, rows)
+            self._write_rows(constraint, job.drafts, rows, address)
         except Exception as error:
             # Whatever it is, it ends this request and no other.
             if not isinstance(error, GrammarError):
@@ -139,11 +150,14 @@ class GrammarMasks:
             self._failures[request_id] = str(error)
             rows[:] = EVERY_TOKEN
 
-    def _write_rows(self, constraint: _Constraint, drafts: Sequence[int], rows: U32) -> None:
+    def _write_rows(
+        self, constraint: _Constraint, drafts: Sequence[int], rows: U32, address: int
+    ) -> None:
         """The row behind the accepted tokens, and behind each draft while drafts are allowed."""
         matcher, num_ahead = constraint.matcher, 0
         for i, row in enumerate(rows):
-            self._write_row(constraint, constraint.num_followed + i, row)
+            row_address = address + i * rows.strides[0]
+            self._write_row(constraint, constraint.num_followed + i, row, row_address)
             if i == len(drafts) or not _is_allowed(row, drafts[i]):
                 # No draft can be right from here on: nobody looks at the rows behind.
                 rows[i + 1 :] = EVERY_TOKEN
@@ -153,14 +167,15 @@ class GrammarMasks:
         if num_ahead:
             matcher.rollback(num_ahead)
 
-    def _write_row(self, constraint: _Constraint, num_output_tokens: int, row: U32) -> None:
-        """Raises GrammarError when the grammar has become too complex."""
+    def _write_row(
+        self, constraint: _Constraint, num_output_tokens: int, row: U32, address: int
+    ) -> None:
+        """`row` is at `address`. Raises GrammarError when the grammar has become too complex."""
         vocabulary, matcher = self._vocabulary(), constraint.matcher
-        row[:] = 0
         only = constraint.closing.next_token(vocabulary, matcher, num_output_tokens)
+        row[0 if only is not None else vocabulary.num_words :] = 0
         if only is None:
-            words = row[: vocabulary.num_words]
-            matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+            matcher.unsafe_compute_mask_ptr(address, vocabulary.num_words * row.itemsize)
         else:
             _allow(row, only)
         refuse_failed(matcher)
@@ -169,7 +184,7 @@ class GrammarMasks:
     def _name_the_end(self, constraint: _Constraint, row: U32) -> None:
         """A vocabulary has one end of text; a model may be told of others, or of several."""
         end = self._vocabulary().eos_token_id
-        if _is_allowed(row, end):
+        if constraint.eos_token_ids != (end,) and _is_allowed(row, end):
             row[end // 32] &= ~np.uint32(1 << end % 32)
             for token_id in constraint.eos_token_ids:
                 _allow(row, token_id)

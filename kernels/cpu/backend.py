@@ -88,6 +88,10 @@ class CpuBackend:
         self.isa = _native.best_isa(os.environ.get(ISA_VARIABLE, "") if isa is None else isa)
 
     @property
+    def num_busy_processors(self) -> int:
+        return self.num_threads
+
+    @property
     def activation_dtypes(self) -> tuple[DType, ...]:
         return DType.BF16, DType.F32
 

@@ -74,6 +74,10 @@ class ReferenceBackend:
         if num_threads is not None:
             torch.set_num_threads(num_threads)
 
+    @property
+    def num_busy_processors(self) -> int:
+        return torch.get_num_threads()
+
     def supports(self, op: ops.Op, weights: Mapping[WeightName, Weight]) -> str | None:
         module = _MODULES.get(type(op))
         if module is None:

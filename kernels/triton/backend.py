@@ -97,6 +97,11 @@ class TritonBackend:
         self.table = LaunchTable.load(arch or INTERPRETER)
 
     @property
+    def num_busy_processors(self) -> int:
+        """The one that launches kernels."""
+        return 1
+
+    @property
     def num_warm_up_runs(self) -> int:
         """The first compiles kernels, the second captures (`graphs`)."""
         if self._captures:

@@ -18,9 +18,9 @@ NUM_WORDS = 9  # a vocabulary of 288, wider than the tokeniser's
 GRAMMAR = schema_grammar({"type": "object", "properties": {"a": {"type": "integer"}}})
 
 
-@pytest.fixture
-def masks() -> GrammarMasks:
-    return GrammarMasks(byte_vocabulary)
+@pytest.fixture(params=[True, False], ids=["beside the model", "before it"])
+def masks(request: pytest.FixtureRequest) -> GrammarMasks:
+    return GrammarMasks(byte_vocabulary, beside_model=request.param)
 
 
 def request(name: str = "r", grammar: str = GRAMMAR, eos: tuple[int, ...] = (EOS,)) -> Request:
@@ -121,7 +121,7 @@ def test_a_vocabulary_that_does_not_load_fails_requests() -> None:
     def load() -> Vocabulary:
         raise ValueError("no tokeniser here")
 
-    masks, one = GrammarMasks(load), request()
+    masks, one = GrammarMasks(load, beside_model=True), request()
     prepared(masks, one)
     rows_of(masks, (one, b""))
     assert masks.failure(one.request_id) == "no tokeniser here"
