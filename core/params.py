@@ -14,6 +14,9 @@ from hasten.core.draft_counters import MAX_DEPTH
 from hasten.kernels.step import MAX_LOGPROBS
 
 MAX_SEED = 2**64 - 1
+MIN_POSITIVE, MAX_FACTOR = 2.0**-126, 2.0**126
+"""Sampling computes in float32, where less than the first is 0 and more than the second ends in
+infinity: a `top_p` of 0 fits no step, and a factor of 0 or infinity turns logits into NaN."""
 
 
 class InvalidParameterError(ValueError):
@@ -108,15 +111,11 @@ class GenerationParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         _check_range("seed", self.seed, 0, MAX_SEED)
         _check_range("temperature", self.temperature, 0.0, 2.0)
         _check_range("top_k", self.top_k, 0, None)
-        if not 0.0 < self.top_p <= 1.0:
-            raise InvalidParameterError("top_p", f"must be in (0, 1], got {self.top_p}")
+        _check_positive("top_p", self.top_p, "in (0, 1]", 1.0)
         _check_range("min_p", self.min_p, 0.0, 1.0)
         _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        if not (self.repetition_penalty > 0.0 and math.isfinite(self.repetition_penalty)):
-            raise InvalidParameterError(
-                "repetition_penalty", f"must be positive, got {self.repetition_penalty}"
-            )
+        _check_positive("repetition_penalty", self.repetition_penalty, "positive", MAX_FACTOR)
         for token_id, bias in self.logit_bias.items():
             _check_range(f"logit_bias.{token_id}", bias, -100.0, 100.0)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
@@ -163,6 +162,12 @@ class GenerationParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         """The token ids that end the output: stop tokens, and EOS unless ignored."""
         eos = () if self.ignore_eos else self.eos_token_ids
         return frozenset((*eos, *self.stop_token_ids))
+
+
+def _check_positive(field: str, value: float, allowed: str, high: float) -> None:
+    if not MIN_POSITIVE <= value <= high:
+        in_float32 = " in float32" if 0.0 < value < MIN_POSITIVE or value > MAX_FACTOR else ""
+        raise InvalidParameterError(field, f"must be {allowed}{in_float32}, got {value}")
 
 
 def _check_range(field: str, value: float, low: float, high: float | None) -> None:
