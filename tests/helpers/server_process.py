@@ -1,9 +1,14 @@
-"""A server as a process of its own, as a user would start it."""
+"""A server as a process of its own, as a user would start it.
+
+HASTEN_TEST_SERVER_ARGS adds flags to every server with a model, to prove it under others:
+`HASTEN_TEST_SERVER_ARGS=--spec-method=auto pytest tests/server`.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -18,6 +23,7 @@ import psutil
 ROOT = Path(__file__).parents[2]
 SERVE = ("-m", "hasten.api.cli", "serve")
 FAKE = ("-m", "tests.helpers.fake_server")
+_MORE_ARGS = shlex.split(os.environ.get("HASTEN_TEST_SERVER_ARGS", ""))
 _SERVING = re.compile(r"Serving .* on (https?://[^\s\"]+)")
 
 
@@ -59,7 +65,7 @@ def server_process(
 ) -> Iterator[ServerProcess]:
     """Start, wait until it serves (or has failed to), and make sure that it has ended after."""
     process = subprocess.Popen(
-        [sys.executable, *start, *flags],
+        [sys.executable, *start, *(_MORE_ARGS if start is SERVE else ()), *flags],
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
