@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
-from hasten.core.build import ModelBinding
+from hasten.core.binding import ModelBinding
 from hasten.core.step_work import WorkCounter
 from hasten.kernels.cpu import CpuBackend
 from hasten.kernels.cpu.limits import MachineLimits, measure_limits

@@ -31,19 +31,13 @@ from hasten.core.validation import why_refused
 from hasten.core.verify import num_kept
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from hasten.core.beams import Moves
-    from hasten.core.blocks import BlockManager
     from hasten.core.messages import AddRequest, EngineReady, EngineState, TokenOutput
-    from hasten.core.overload import Overload
+    from hasten.core.parts import EngineParts
     from hasten.core.plan import StepPlan
-    from hasten.core.pooling import Pooler
-    from hasten.core.protocols import Executor, Grammars, Speculator, StepObserver
     from hasten.core.request import RequestId
-    from hasten.core.scheduler import Scheduler
-    from hasten.core.validation import ModelLimits
-    from hasten.kernels.program import Capacity
     from hasten.kernels.step import StepBatch, StepResult
 
 
@@ -78,28 +72,6 @@ class StepTimings:
     def reset(self) -> None:
         for part in fields(self):
             setattr(self, part.name, 0)
-
-
-@dataclass(slots=True)
-class EngineParts:
-    """What an engine is put together from (see `core.build`).
-
-    By `busy_clock` runs the time that the executor works, as far as that can be told from the time
-    that passes.
-    """
-
-    scheduler: Scheduler
-    blocks: BlockManager
-    executor: Executor
-    capacity: Capacity
-    limits: ModelLimits
-    ready: EngineReady
-    observer: StepObserver | None = None
-    busy_clock: Callable[[], float] = perf_counter
-    speculator: Speculator | None = None
-    grammars: Grammars | None = None
-    overload: Overload | None = None
-    pooler: Pooler | None = None
 
 
 @dataclass(slots=True)

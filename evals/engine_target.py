@@ -16,10 +16,11 @@ from hasten.api.structured.build import make_grammars
 from hasten.api.structured.json_schema import SchemaError, schema_grammar
 from hasten.api.text.chat_template import ChatTemplate, ChatTemplateError
 from hasten.api.text.tokenizer import load_tokenizer
-from hasten.core.build import ModelBinding, add_drafters, assemble, settle_memory, step_capacity
+from hasten.core.assembly import add_drafters, assemble, make_executor
+from hasten.core.binding import ModelBinding
+from hasten.core.demand import settle_memory, step_capacity
 from hasten.core.engine import Engine
 from hasten.core.params import GenerationParams
-from hasten.core.runner import InProcessExecutor
 from hasten.core.step_profile import profile
 from hasten.evals.driver import EngineDriver
 from hasten.evals.engine_configuration import describe, template_source
@@ -35,7 +36,6 @@ from hasten.evals.target import (
     Timing,
     TokenScores,
 )
-from hasten.kernels.backend import KVPlan
 from hasten.spec import make_speculator
 
 if TYPE_CHECKING:
@@ -175,10 +175,7 @@ def _build(
     binding: ModelBinding, plan: MemoryPlan, options: EngineOptions, damage: Damage
 ) -> Engine:
     capacity = step_capacity(options, plan.max_model_len)
-    kv_plan = KVPlan(binding.program.kv_groups, plan.num_blocks, plan.block_size)
-    executor = InProcessExecutor(
-        binding.backend, binding.program, binding.model.weights, kv_plan, capacity
-    )
+    executor = make_executor(binding, plan, capacity)
     num_warm_up_runs = binding.backend.num_warm_up_runs
     step_times = profile(executor.measure, capacity, PROFILE_S, num_warm_up_runs)
     drafters = add_drafters(binding, executor, capacity)

@@ -19,7 +19,7 @@ from hasten.kernels.weights import DenseWeight
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hasten.core.build import ModelBinding
+    from hasten.core.binding import ModelBinding
     from hasten.core.protocols import Executor
     from hasten.kernels.program import WeightName
     from hasten.kernels.step import StepBatch, StepResult

@@ -20,7 +20,7 @@ from hasten.kernels.program import Buffer, Capacity, Rows
 from hasten.kernels.step import GroupTables, StepBatch
 
 if TYPE_CHECKING:
-    from hasten.core.build import ModelBinding
+    from hasten.core.binding import ModelBinding
     from hasten.evals.distribution import F32
     from hasten.kernels.ops import Op
     from hasten.kernels.program import Program

@@ -69,7 +69,7 @@ def latency(json_path: Path | None, **values: Any) -> None:
     from hasten.api.engine_bench import BenchEngine, measure_latency
     from hasten.api.engine_bench_report import latency_table, prompt_table
     from hasten.api.step_limits import StepLimits
-    from hasten.core.build import make_backend
+    from hasten.core.binding import make_backend
     from rich.console import Console
 
     try:

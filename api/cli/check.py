@@ -59,7 +59,7 @@ def _run(kernels: str) -> bool:
 
 
 def _explain(kernels: str, model: str) -> bool:
-    from hasten.core.build import ModelBinding
+    from hasten.core.binding import ModelBinding
     from hasten.core.loading import load_model
     from hasten.core.options import EngineOptions, ExecutionOptions, ModelOptions
     from hasten.kernels.backend import get_backend

@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from hasten.core.build import ModelBinding, assemble, settle_memory, step_capacity
+from hasten.core.assembly import assemble, make_executor
+from hasten.core.binding import ModelBinding
+from hasten.core.demand import settle_memory, step_capacity
 from hasten.core.engine import Engine
 from hasten.core.latency import StepTimeModel
 from hasten.core.messages import AddRequest
 from hasten.core.models.decoder import feature_tap
 from hasten.core.options import CacheOptions
 from hasten.core.params import GenerationParams
-from hasten.core.runner import InProcessExecutor
-from hasten.kernels.backend import KVPlan
 from hasten.spec.training.corpus import NUM_TEACHER_TOKENS, Passage, ShardWriter
 from ml_dtypes import bfloat16
 
@@ -93,13 +93,7 @@ class TextGenerator:
         )
         binding = replace(binding, program=program)
         plan = settle_memory(binding, options)
-        executor = InProcessExecutor(
-            binding.backend,
-            program,
-            binding.model.weights,
-            KVPlan(program.kv_groups, plan.num_blocks, plan.block_size),
-            step_capacity(options, plan.max_model_len),
-        )
+        executor = make_executor(binding, plan, step_capacity(options, plan.max_model_len))
         self._collector = RowCollector(
             feature_layers,
             binding.model.config.hidden_size,

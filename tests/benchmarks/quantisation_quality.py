@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from hasten.api.text.tokenizer import load_tokenizer
-from hasten.core.build import ModelBinding
+from hasten.core.binding import ModelBinding
 from hasten.core.loading import load_model
 from hasten.core.loading.hf_export import export_model
 from hasten.core.options import CacheOptions, EngineOptions, ExecutionOptions, ModelOptions

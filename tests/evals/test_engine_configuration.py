@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hasten.api.text.tokenizer import load_tokenizer
-from hasten.core.build import ModelBinding
+from hasten.core.binding import ModelBinding
 from hasten.core.options import EngineOptions
 from hasten.evals.cli.targets import engine_options
 from hasten.evals.configuration import Configuration, differences

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hasten.core.build import ModelBinding
+from hasten.core.binding import ModelBinding
 from hasten.core.options import EngineOptions, ModelOptions
 from hasten.evals import logits
 from hasten.evals.engine_target import EngineTarget

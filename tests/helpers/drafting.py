@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hasten.core.build import ModelBinding, add_drafters, assemble, settle_memory, step_capacity
+from hasten.core.assembly import add_drafters, assemble, make_executor
+from hasten.core.binding import ModelBinding
+from hasten.core.demand import settle_memory, step_capacity
 from hasten.core.drafter import Drafter, DrafterModel, join_kv_groups
 from hasten.core.engine import Engine
 from hasten.core.latency import StepShape, StepTimeModel
@@ -17,8 +19,7 @@ from hasten.core.options import (
     SchedulerOptions,
     SpeculationOptions,
 )
-from hasten.core.runner import InProcessExecutor
-from hasten.kernels.backend import KVPlan, get_backend
+from hasten.kernels.backend import get_backend
 from hasten.kernels.dtypes import DType
 from hasten.spec import make_speculator
 
@@ -78,13 +79,7 @@ class DraftingEngine:
         binding = binding_of(target, models, kernels, dtype)
         plan = settle_memory(binding, engine_options)
         capacity = step_capacity(engine_options, plan.max_model_len)
-        executor = InProcessExecutor(
-            binding.backend,
-            binding.program,
-            target.weights,
-            KVPlan(binding.program.kv_groups, plan.num_blocks, plan.block_size),
-            capacity,
-        )
+        executor = make_executor(binding, plan, capacity)
         drafters = add_drafters(binding, executor, capacity)
         for drafter in drafters:
             drafter.step_times = slow_steps(1.0, 0.01)

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from hasten.core.blocks import BlockManager
-from hasten.core.engine import Engine, EngineParts
+from hasten.core.engine import Engine
 from hasten.core.messages import AddRequest, EngineReady, PositionLogprobs, TokenOutput
 from hasten.core.options import SchedulerOptions
 from hasten.core.params import GenerationParams
+from hasten.core.parts import EngineParts
 from hasten.core.policies import queue_policy
 from hasten.core.policy import StepBudget
 from hasten.core.protocols import Executor, Speculator

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hasten.core.build import ModelBinding, build_engine
+from hasten.core.binding import ModelBinding
+from hasten.core.build import build_engine
 from hasten.core.options import CacheOptions, EngineOptions, ExecutionOptions, ModelOptions
 from hasten.core.params import GenerationParams
 from hasten.kernels.backend import UnsupportedOpError, available_backends

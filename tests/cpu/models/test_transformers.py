@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hasten.core.build import ModelBinding
+from hasten.core.binding import ModelBinding
 from hasten.core.loading import LoadError, load_model
 from hasten.core.options import EngineOptions, ExecutionOptions, ModelOptions
 from hasten.kernels.dtypes import DType

@@ -13,7 +13,7 @@ from typing import cast
 
 import numpy as np
 import pytest
-from hasten.core.build import ModelBinding
+from hasten.core.binding import ModelBinding
 from hasten.core.loading import LoadedModel, load_model
 from hasten.core.options import CacheOptions, EngineOptions, ExecutionOptions, ModelOptions
 from hasten.core.prompt_batch import PromptChunk, PromptLayout

@@ -7,7 +7,8 @@ from math import prod
 import numpy as np
 import pytest
 import torch
-from hasten.core.build import ModelBinding, settle_memory
+from hasten.core.binding import ModelBinding
+from hasten.core.demand import settle_memory
 from hasten.core.memory import MIB
 from hasten.core.options import EngineOptions, ModelOptions
 from hasten.kernels.backend import BoundBytes, KVPlan
