@@ -11,7 +11,8 @@ from dataclasses import fields
 from statistics import quantiles
 
 import numpy as np
-from hasten.core.engine import Engine, StepTimings
+from hasten.core.counters import StepTimings
+from hasten.core.engine import Engine
 from hasten.core.params import GenerationParams
 from hasten.kernels.step import StepBatch, StepResult
 

@@ -23,8 +23,9 @@ MAY_IMPORT = {
     "evals": {"core", "kernels", "quant", "spec", "api"},
 }
 PURE = (
-    "beams", "blocks", "deadlines", "fairness", "inspection", "isolation", "latency", "memory",
-    "overload", "plan", "policy", "preemption", "request", "scheduler", "wait",
+    "beams", "blocks", "counters", "deadlines", "fairness", "inspection", "isolation", "latency",
+    "memory", "open_requests", "outcomes", "overload", "plan", "policy", "preemption", "request",
+    "scheduler", "wait",
 )  # fmt: skip
 """Modules of `core` that only keep books: no torch, no clock, no randomness, no I/O."""
 IMPURE_IMPORTS = {"torch", "time", "random", "os", "pathlib", "socket", "datetime", "secrets"}
