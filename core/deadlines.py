@@ -31,10 +31,13 @@ class Deadlines:
         self._deadlines.pop(request_id, None)
 
     def due(self, now_s: float) -> list[str]:
-        """Those to be looked at now; each is forgotten or looked at again, as the caller says."""
-        found = []
+        """Those to be looked at now; each is forgotten or looked at again, as the caller says.
+
+        Each once: where a client uses an id again, checks of the request that ended are left.
+        """
+        found: dict[str, None] = {}
         while self._checks and self._checks[0][0] <= now_s:
             request_id = heappop(self._checks)[1]
             if request_id in self._deadlines:
-                found.append(request_id)
-        return found
+                found[request_id] = None
+        return list(found)

@@ -162,3 +162,13 @@ def test_deadlines_are_looked_at_when_they_are_due() -> None:
     deadlines.forget("b")
     assert deadlines.due(30.0) == ["a"]
     assert deadlines["a"] == 10.0
+
+
+def test_an_id_that_is_used_again_is_looked_at_once() -> None:
+    engine = make_engine(QueueLimits(max_len=100))
+    for _ in range(3):
+        engine.abort(["late"])
+        assert engine.add_request(ask("late", deadline_s=60.0, max_tokens=200)) is None
+    engine._deadlines._deadlines["late"] = 0.0  # long ago
+    assert [output.finish_reason for output in engine.step()] == ["deadline"]
+    assert not engine.has_work
