@@ -1,4 +1,4 @@
-"""Which requests have to be looked at because their deadline comes near.
+"""Which requests cannot meet their deadline any more, without asking of each at every step.
 
 Pure: it reads no clock. Exercised by `pytest tests/unit/core/test_overload.py`.
 """
@@ -6,6 +6,10 @@ Pure: it reads no clock. Exercised by `pytest tests/unit/core/test_overload.py`.
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Deadlines:
@@ -15,26 +19,31 @@ class Deadlines:
         self._deadlines: dict[str, float] = {}
         self._checks: list[tuple[float, str]] = []
 
-    def __getitem__(self, request_id: str) -> float:
-        return self._deadlines[request_id]
-
     def add(self, request_id: str, deadline_s: float) -> None:
-        """It is looked at at once: `due` names it first."""
+        """It is looked at for the first time when `late` is asked next."""
         self._deadlines[request_id] = deadline_s
         heappush(self._checks, (0.0, request_id))
-
-    def look_again(self, request_id: str, at_s: float) -> None:
-        heappush(self._checks, (at_s, request_id))
 
     def forget(self, request_id: str) -> None:
         """It has ended; unknown ids are ignored."""
         self._deadlines.pop(request_id, None)
 
-    def due(self, now_s: float) -> list[str]:
-        """Those to be looked at now; each is forgotten or looked at again, as the caller says.
+    def late(self, now_s: float, least_s: Callable[[str], float]) -> list[str]:
+        """The requests to end now, which still need `least_s` and have less.
 
-        Each once: where a client uses an id again, checks of the request that ended are left.
+        The others are looked at again when they would be late if nothing had happened to them.
         """
+        late = []
+        for request_id in self._due(now_s):
+            left_s = self._deadlines[request_id] - now_s - least_s(request_id)
+            if left_s > 0:
+                heappush(self._checks, (now_s + left_s, request_id))
+            else:
+                late.append(request_id)
+        return late
+
+    def _due(self, now_s: float) -> list[str]:
+        """Each once: where a client uses an id again, checks of the request that ended are left."""
         found: dict[str, None] = {}
         while self._checks and self._checks[0][0] <= now_s:
             request_id = heappop(self._checks)[1]

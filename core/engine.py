@@ -268,12 +268,7 @@ class Engine:
     def _end_late(self) -> list[TokenOutput]:
         """End the requests whose deadline has passed, or cannot be met any more."""
         outputs: list[TokenOutput] = []
-        now_s = perf_counter()
-        for group_id in self._deadlines.due(now_s):
-            left_s = self._deadlines[group_id] - now_s - self._least_s(group_id)
-            if left_s > 0:
-                self._deadlines.look_again(group_id, now_s + left_s)
-                continue
+        for group_id in self._deadlines.late(perf_counter(), self._least_s):
             outputs += self._end(group_id, FinishReason.DEADLINE)
         return outputs
 

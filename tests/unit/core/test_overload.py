@@ -152,16 +152,23 @@ def test_a_deadline_that_passes_ends_the_request_and_no_other() -> None:
 
 
 def test_deadlines_are_looked_at_when_they_are_due() -> None:
+    asked: list[str] = []
+
+    def least_s(request_id: str) -> float:
+        asked.append(request_id)
+        return 1.0
+
     deadlines = Deadlines()
     deadlines.add("a", 10.0)
     deadlines.add("b", 20.0)
-    assert sorted(deadlines.due(1.0)) == ["a", "b"]
-    deadlines.look_again("a", 9.0)
-    deadlines.look_again("b", 19.0)
-    assert deadlines.due(8.0) == []
+    assert deadlines.late(1.0, least_s) == []
+    assert sorted(asked) == ["a", "b"]
+    assert deadlines.late(8.0, least_s) == []
+    assert len(asked) == 2
+    assert deadlines.late(9.0, least_s) == ["a"]
     deadlines.forget("b")
-    assert deadlines.due(30.0) == ["a"]
-    assert deadlines["a"] == 10.0
+    assert deadlines.late(30.0, least_s) == []
+    assert asked[2:] == ["a"]
 
 
 def test_an_id_that_is_used_again_is_looked_at_once() -> None:
