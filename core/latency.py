@@ -275,14 +275,18 @@ class ItlBudget:
     target_s: float
     min_chunk: int
 
-    def max_chunk(self, step: StepShape, start: int, wanted: int) -> int:
-        """How many of a prompt's next `wanted` tokens, from `start`, fit beside `step`."""
-        if self._fits(step, start, wanted):
+    def max_chunk(self, step: StepShape, start: int, wanted: int, share: float = 1.0) -> int:
+        """See `policy.StepBudget`."""
+        limit_s = self.target_s
+        if share < 1.0:
+            begun_s = self.model.step_time(step) if step.num_requests else 0.0
+            limit_s = begun_s + share * (limit_s - begun_s)
+        if self._fits(step, start, wanted, limit_s):
             return wanted
         low, high = min(self.min_chunk, wanted), wanted
         while low < high - 1:
             middle = (low + high) // 2
-            if self._fits(step, start, middle):
+            if self._fits(step, start, middle, limit_s):
                 low = middle
             else:
                 high = middle
@@ -290,10 +294,10 @@ class ItlBudget:
 
     def has_room(self, step: StepShape, start: int, wanted: int) -> bool:
         """Whether the least that `max_chunk` gives fits beside `step`."""
-        return self._fits(step, start, min(self.min_chunk, wanted))
+        return self._fits(step, start, min(self.min_chunk, wanted), self.target_s)
 
-    def _fits(self, step: StepShape, start: int, num_tokens: int) -> bool:
-        return self.model.step_time(step.with_chunk(start, num_tokens, 1)) <= self.target_s
+    def _fits(self, step: StepShape, start: int, num_tokens: int, limit_s: float) -> bool:
+        return self.model.step_time(step.with_chunk(start, num_tokens, 1)) <= limit_s
 
 
 @dataclass(slots=True)

@@ -51,10 +51,11 @@ class QueuePolicy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HalfOfWhatIsLeft:
-    """How prompts share a step: each takes half of what is left, or `min_chunk` tokens.
+    """How prompts share the tokens of a step: each takes half of what is left, or `min_chunk`.
 
     A prompt of any length then delays a short one behind it by a step or two instead of by its
-    own length; prompts below `min_chunk` are not cut on account of others.
+    own length; prompts below `min_chunk` are not cut on account of others, but where a step's
+    time is short (`StepBudget`).
     """
 
     min_chunk: int = 64
@@ -89,10 +90,10 @@ class PriorityFirst(HalfOfWhatIsLeft):
 class StepBudget(Protocol):
     """Bounds the prefill of a step (`latency.ItlBudget`)."""
 
-    def max_chunk(self, step: StepShape, start: int, wanted: int) -> int:
+    def max_chunk(self, step: StepShape, start: int, wanted: int, share: float = 1.0) -> int:
         """How many of a prompt's next `wanted` tokens, from `start`, fit beside `step`.
 
-        An answer below `wanted` says that the step is full.
+        They take at most `share` of the time that is left.
         """
         ...
 

@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from hasten.core.request import Request, RequestId
 
 RUNNING = RequestStatus.RUNNING
+SHARED = 0.5
+"""Of the time that a step has left, what one prompt takes where others are behind it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -276,11 +278,13 @@ class Scheduler:
         It leaves some room to those after it, unless it `is_last`.
         """
         start = request.num_computed_tokens
-        num_wanted = request.num_tokens - start
-        # What the step has time for comes first: half of that is left to others.
-        num_tokens = self._max_chunk(step, start, num_wanted)
-        if not is_last:
+        num_tokens = min(request.num_tokens - start, step.num_tokens_left)
+        if is_last:
+            num_tokens = self._max_chunk(step, start, num_tokens)
+        else:
+            # Of its tokens and of its time: deep in a long prompt, few tokens take all of that.
             num_tokens = min(num_tokens, self._policy.max_chunk(step.num_tokens_left))
+            num_tokens = self._max_chunk(step, start, num_tokens, SHARED)
         if num_tokens > 0 and self._make_room(step, request, start + num_tokens):
             step.chunks.append((request, num_tokens))
             step.num_tokens_left -= num_tokens
@@ -311,6 +315,8 @@ class Scheduler:
         """Tokens that others could have used, but did not, go to the chunks that were cut."""
         for idx, (request, num_tokens) in enumerate(step.chunks):
             start = request.num_computed_tokens + num_tokens
+            if start == request.num_tokens or not self._has_room(step, request, start):
+                continue
             num_more = self._max_chunk(step, start, request.num_tokens - start)
             if num_more > 0 and self._blocks.extend(request.request_id, start + num_more):
                 step.chunks[idx] = (request, num_tokens + num_more)
@@ -327,15 +333,14 @@ class Scheduler:
             return True
         return budget.has_room(self._shape(step), start, request.num_tokens - start)
 
-    def _max_chunk(self, step: _Step, start: int, num_wanted: int) -> int:
+    def _max_chunk(
+        self, step: _Step, start: int, num_wanted: int, share_of_time: float = 1.0
+    ) -> int:
         num_tokens = min(num_wanted, step.num_tokens_left)
         budget = self._budget_of(step)
         if budget is None or num_tokens <= 0:
             return num_tokens
-        granted = budget.max_chunk(self._shape(step), start, num_tokens)
-        if granted < num_tokens:
-            step.num_tokens_left = granted
-        return granted
+        return budget.max_chunk(self._shape(step), start, num_tokens, share_of_time)
 
     def _plan_waiting(self, step: _Step) -> None:
         while step.num_tokens_left > 0 and len(self.running) < self._max_num_seqs:

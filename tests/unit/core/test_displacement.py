@@ -140,10 +140,12 @@ def time_to_first_token(scheduler: Scheduler, model: StepTimeModel, request: Req
 
 @pytest.mark.parametrize("num_decoding", [0, 8])
 @pytest.mark.parametrize("short_len", [1, 40, 150])
+@pytest.mark.parametrize("pair_s", [0.0, 1e-6], ids=["cheap", "dear attention"])
 def test_a_short_prompt_beside_a_long_one_takes_twice_its_time_and_a_step(
-    num_decoding: int, short_len: int
+    num_decoding: int, short_len: int, pair_s: float
 ) -> None:
     model = per_token(0.0005)  # a CPU: 2,000 tokens per second
+    model.pair_s = pair_s
     scheduler = served(model)
     for i in range(num_decoding):
         scheduler.add(make_request(f"stream{i}", (9,), 4000, i))
@@ -151,11 +153,13 @@ def test_a_short_prompt_beside_a_long_one_takes_twice_its_time_and_a_step(
         timed_step(scheduler, model)
     quiet_s = time_to_first_token(scheduler, model, make_request("quiet", (1,) * short_len, 8, 50))
     scheduler.add(make_request("long", (2,) * 7000, 8, 51))
+    while pair_s and scheduler.requests["long/0"].num_computed_tokens < 4500:
+        timed_step(scheduler, model)
     for arrival in range(100, 103):
         _, under_way_s = timed_step(scheduler, model)  # the short one comes as this begins
         short = make_request(f"short{arrival}", (3 + arrival,) * short_len, 8, arrival)
         short_s = under_way_s + time_to_first_token(scheduler, model, short)
-        least_chunk_s = 16 * 0.0005
+        least_chunk_s = 16 * (0.0005 + 5000 * pair_s)
         assert short_s <= 2 * quiet_s + under_way_s + least_chunk_s
     assert "long" in names(scheduler.running)
 

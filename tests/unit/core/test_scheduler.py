@@ -82,15 +82,16 @@ class Server:
 class ChunksOfThree:
     """A budget that grants three tokens beside decoding requests."""
 
-    def max_chunk(self, step: StepShape, start: int, wanted: int) -> int:
+    def max_chunk(self, step: StepShape, start: int, wanted: int, share: float = 1.0) -> int:
+        assert share in (0.5, 1.0)
         assert step.num_requests > 0
         assert start >= 0
         assert step.kv_tokens_read >= step.num_tokens
         return min(3, wanted)
 
     def has_room(self, step: StepShape, start: int, wanted: int) -> bool:
-        assert step.num_requests > 0
-        return wanted > 0 <= start
+        assert wanted > 0 <= start
+        return 0 < step.num_requests > step.num_tokens - 2
 
 
 def test_nothing_to_do() -> None:
