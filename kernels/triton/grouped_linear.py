@@ -1,7 +1,7 @@
 """`ops.GroupedLinear`: each expert's weights times the rows that chose it.
 
 First every expert lists its (token, rank) pairs in their order, without atomics; then a program per
-expert and tile of its outputs walks the list. Sums are those of `products`, so what a token gets
+expert, part and tile of outputs walks the list. Sums are those of `products`, so what a token gets
 does not depend on who else chose the expert. Exercised by `pytest tests/cpu/triton`.
 """
 
@@ -15,7 +15,7 @@ from hasten.kernels.dtypes import DType
 from hasten.kernels.triton.binding import Activation
 from hasten.kernels.triton.linear import MAX_NUMBERS, bind_matrices, constants_of, describe_part
 from hasten.kernels.triton.matrices import parts_of
-from hasten.kernels.triton.products import segment_len
+from hasten.kernels.triton.products import segments
 from hasten.kernels.triton.quantize_rows import bind_quantizer
 
 if TYPE_CHECKING:
@@ -73,9 +73,9 @@ def bind(op: ops.GroupedLinear, binder: Binder) -> Kernel:
             binder.get_scratch("pairs"),
             binder.get_scratch("pair_counts"),
             routing.num_rows * op.num_active,
+            capacity,
             num_warps=4,
             NUM_ACTIVE=op.num_active,
-            CAPACITY=capacity,
             BLOCK=LIST_BLOCK,
         )
         for product in products:
@@ -99,31 +99,25 @@ class _Experts:
         self._rows_per_token = op.x.width // width
         self._inputs = Activation(self._x.data.view(-1, width))
         self._quantize = bind_quantizer(matrix, self._inputs, binder)
-        self._expert_width = op.num_parts * op.part_width
-        length = segment_len(self._expert_width, width)
+        self._first_expert = first_expert
+        self._num_segments, self._segment_units = segments(op.num_parts * op.part_width, width)
         self._constants = constants_of(matrix) | {
-            "FIRST_EXPERT": first_expert,
-            "CAPACITY": len(self._x.data),
             "NUM_ACTIVE": op.num_active,
-            "PART_WIDTH": op.part_width,
-            "EXPERT_WIDTH": self._expert_width,
             "IS_SHARED": self._rows_per_token == 1,
-            "RESULT_STRIDE": op.out.width,
-            "SEGMENT_LEN": length,
-            "NUM_SEGMENTS": -(-width // length),
         }
 
     def __call__(self) -> None:
         op, binder, matrix = self._op, self._binder, self._matrix
         self._inputs.num_rows = self._x.num_rows * self._rows_per_token
         rows_per_expert = -(-self._x.num_rows * op.num_active // op.num_experts)
-        config = binder.table.product(matrix.kind, min(rows_per_expert, MAX_TILE_ROWS))
+        config = binder.table.product(matrix.launch_kind, min(rows_per_expert, MAX_TILE_ROWS))
         x, x_scale = self._quantize()
         binder.launch(
             grouped_linear_kernel,
             (
-                -(-self._expert_width // config.block_out),
-                matrix.shape[0] // self._expert_width,
+                -(-op.part_width // config.block_out),
+                op.num_parts,
+                matrix.shape[0] // (op.num_parts * op.part_width),
             ),
             x,
             x_scale,
@@ -133,6 +127,14 @@ class _Experts:
             binder.get_scratch("pairs"),
             binder.get_scratch("pair_counts"),
             self._out.data,
+            self._first_expert,
+            len(self._x.data),
+            op.part_width,
+            matrix.shape[1],
+            matrix.shape[0],
+            op.out.width,
+            self._segment_units,
+            self._num_segments,
             num_warps=config.num_warps,
             num_stages=config.num_stages,
             BLOCK_ROWS=config.block_rows,

@@ -1,9 +1,9 @@
 """Which tile sizes, warps and pipeline stages a kernel is launched with, by shape and architecture.
 
-The table is `launch.json`: for each architecture, entries named "op/row class". It decides speed
-only: a row's bits are those of the matrix instruction and of the order of sums, which the kernels
-fix from the shapes of the weights. `hasten check --tune` fills it where there is a GPU; `make
-kernels` proves that every entry compiles well. Exercised by `pytest tests/cpu/triton`.
+The table is `launch.json`: for each architecture, entries named "kind of weight/row class". It
+decides speed only: a row's bits are those of the matrix instruction and of the order of sums, which
+the kernels fix from the shapes of the weights. `hasten check --tune` fills it where there is a GPU;
+`make kernels` proves that every entry compiles well. Exercised by `pytest tests/cpu/triton`.
 """
 
 from __future__ import annotations

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from hasten.kernels.dtypes import DType
 from hasten.kernels.triton.matrices import DENSE, FP8, kind_of, parts_of, to_matrix
-from hasten.kernels.triton.products import segment_len
+from hasten.kernels.triton.products import UNIT, segments
 from hasten.kernels.triton.quantize_rows import Quantizer, bind_quantizer
+from hasten.kernels.weights import ActivationScheme
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -90,18 +91,14 @@ def bind_matrices(name: WeightName, binder: Binder) -> tuple[DeviceMatrix, ...]:
 
 
 def constants_of(matrix: DeviceMatrix) -> dict[str, Any]:
-    """The constants of `products.segment` that a matrix decides."""
-    by_group = matrix.activations.value == "token_group"
+    """What sums are compiled for, of all that a matrix decides: no width (see `products`)."""
     return {
         "KIND": matrix.kind,
         "CODES": matrix.codes,
-        "WIDTH": matrix.shape[1],
-        "OUT_WIDTH": matrix.shape[0],
+        "IS_EVEN": matrix.shape[1] % UNIT == 0,
         "GROUP_SIZE": matrix.group_size,
         "HAS_OFFSET": matrix.has_offset,
-        "SCALES_PER_GROUP": matrix.scales_per_group,
-        "WEIGHT_GROUPS": 1 if matrix.kind == DENSE else matrix.scale.shape[0],
-        "INPUT_GROUPS": -(-matrix.shape[1] // 128) if by_group else 1,
+        "INPUT_BY_GROUP": matrix.activations is ActivationScheme.TOKEN_GROUP,
     }
 
 
@@ -124,15 +121,8 @@ class _Product:
         self._result = out.data[:, columns]
         self._bias = matrix.data if bias is None else bias
         self._quantize = quantize
-        width = matrix.shape[1]
-        length = segment_len(*matrix.shape)
-        self._num_segments = -(-width // length)
-        self._constants = constants_of(matrix) | {
-            "RESULT_STRIDE": out.data.shape[1],
-            "HAS_BIAS": bias is not None,
-            "SEGMENT_LEN": length,
-            "NUM_SEGMENTS": self._num_segments,
-        }
+        self._num_segments, self._segment_units = segments(*matrix.shape)
+        self._constants = constants_of(matrix) | {"HAS_BIAS": bias is not None}
         if self._num_segments > 1:
             most_rows = min(MAX_SPREAD_ROWS, out.data.shape[0])
             num_partial = self._num_segments * most_rows * matrix.shape[0]
@@ -142,7 +132,7 @@ class _Product:
 
     def __call__(self) -> None:
         binder, matrix, num_rows = self._binder, self._matrix, self._x.num_rows
-        config = binder.table.product(matrix.kind, num_rows)
+        config = binder.table.product(matrix.launch_kind, num_rows)
         x, x_scale = self._quantize()
         spread = self._num_segments > 1 and num_rows <= MAX_SPREAD_ROWS
         grid = (
@@ -163,6 +153,11 @@ class _Product:
             binder.get_scratch("partial"),
             binder.get_scratch("arrived"),
             num_rows,
+            matrix.shape[1],
+            matrix.shape[0],
+            self._result.stride(0),
+            self._segment_units,
+            self._num_segments,
             num_warps=config.num_warps,
             num_stages=config.num_stages,
             SPREAD=spread,

@@ -44,7 +44,8 @@ DENSE, PACKED, FP8 = "dense", "packed", "fp8"
 class DeviceMatrix(NamedTuple):
     """One matrix on the device. Tensors that a kind does not have stand for nothing.
 
-    `codes` says what a packed word holds: "u4", "i8" or "e4m3". `group_size` is inputs per scale.
+    `codes` says what a packed word holds: "u4", "i8" or "e4m3". `group_size` is inputs per scale,
+    0 where a row has one.
     """
 
     kind: str
@@ -59,10 +60,10 @@ class DeviceMatrix(NamedTuple):
     input_scale: float = 0.0
 
     @property
-    def scales_per_group(self) -> bool:
-        """Whether a row has several scales, or its inputs one per group."""
-        grouped_inputs = self.activations is ActivationScheme.TOKEN_GROUP
-        return self.scale.shape[0] > 1 or grouped_inputs
+    def launch_kind(self) -> str:
+        """The kind in the launch table: scales inside a sum take registers from its tiles."""
+        by_group = self.group_size > 0 or self.activations is ActivationScheme.TOKEN_GROUP
+        return "fp8_group" if self.kind == FP8 and by_group else self.kind
 
 
 def parts_of(weight: Weight) -> tuple[Matrix, ...]:
@@ -123,7 +124,7 @@ def _pack_integers(weight: GroupedIntWeight, device: torch.device) -> DeviceMatr
         scale,
         offset,
         codes="u4" if weight.bits == 4 else "i8",
-        group_size=weight.group_size,
+        group_size=weight.group_size if scale.shape[0] > 1 else 0,
         has_offset=weight.offset is not None,
     )
 
@@ -131,7 +132,7 @@ def _pack_integers(weight: GroupedIntWeight, device: torch.device) -> DeviceMatr
 def _pack_e4m3(weight: Fp8Weight, device: torch.device) -> DeviceMatrix:
     data = _pack_words(to_device(weight.data.view(np.uint8), device), 2)
     scale = _row_scale(weight, device)
-    group_size = weight.block[1] if scale.shape[0] > 1 else -(-weight.shape[1] // UNIT) * UNIT
+    group_size = weight.block[1] if scale.shape[0] > 1 else 0
     return DeviceMatrix(
         PACKED, _shape(weight), data, scale, scale, codes="e4m3", group_size=group_size
     )
@@ -145,7 +146,7 @@ def _fp8(weight: Fp8Weight, device: torch.device) -> DeviceMatrix:
         to_device(weight.data.view(np.uint8), device).view(torch.float8_e4m3fn),
         scale,
         scale,
-        group_size=FP8_GROUP,
+        group_size=FP8_GROUP if scale.shape[0] > 1 else 0,
         activations=weight.activations,
         input_scale=weight.input_scale or 0.0,
     )

@@ -8,19 +8,26 @@ by one program or, where rows are few, by the last of several.
 
 A row is clamped, not masked: columns of the instruction do not mix, and what a clamped one gives is
 never stored. Inputs past the last are masked, because zero times NaN is NaN.
+
+Widths, strides and the number of segments are arguments of the kernels: one compiled product serves
+all widths. Triton compiles apart where 16 does not divide them (no loads of 16 bytes), and for the
+number 1 (a single segment needs no second accumulator); `IS_EVEN` says that nothing is masked.
 """
 
 from __future__ import annotations
 
 MIN_SEGMENT_LEN = 512
 MAX_SEGMENTS = 8
+UNIT = 128
+"""Segments begin at its multiples; every tile's inputs divide it."""
 WANTED_PROGRAMS = 512
 """Programs that keep the memory of a large device busy."""
 
 
-def segment_len(out_width: int, width: int) -> int:
-    """Inputs per segment for a weight [out_width, width], a multiple of 128."""
+def segments(out_width: int, width: int) -> tuple[int, int]:
+    """How many segments a weight [out_width, width] has, and how many UNITs each is long."""
     tiles = -(-out_width // 64)
     most = max(1, min(MAX_SEGMENTS, width // MIN_SEGMENT_LEN))
-    num_segments = max(1, min(-(-WANTED_PROGRAMS // tiles), most))
-    return -(-width // (num_segments * 128)) * 128
+    wanted = max(1, min(-(-WANTED_PROGRAMS // tiles), most))
+    length = -(-width // (wanted * UNIT))
+    return -(-width // (length * UNIT)), length

@@ -24,7 +24,7 @@ from hasten.kernels.triton.launch import ROW_CLASSES, LaunchConfig, LaunchTable
 if TYPE_CHECKING:
     from hasten.kernels.triton.backend import TritonBackend
 
-SCHEMES = {"dense": "bf16", "packed": "int4", "fp8": "fp8"}
+SCHEMES = {"dense": "bf16", "packed": "int4", "fp8": "fp8", "fp8_group": "fp8-block"}
 """The scheme of `check.shapes` that stands for each kind of weight."""
 MODEL = "Llama-3-8B"
 NUM_ROWS = {"few": 16, "some": 64, "many": 2048}

@@ -84,7 +84,7 @@ def judge(results: list[Compiled]) -> list[str]:
 
 
 def _sizes(result: Compiled) -> str:
-    names = ("OUT_WIDTH", "WIDTH", "BLOCK_ROWS", "SPREAD")
+    names = ("WIDTH", "GROUP_SIZE", "BLOCK_ROWS", "SPREAD", "num_segments")
     found = [(name, result.variant.constant(name)) for name in names]
     return " ".join(f"{name.lower()} {value}" for name, value in found if value is not None)
 

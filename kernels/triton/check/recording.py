@@ -39,7 +39,10 @@ _POINTERS = {
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One kernel as it would be compiled; `arguments` are (name, type, is aligned)."""
+    """One kernel as it would be compiled; `arguments` are (name, type, is a multiple of ALIGNMENT).
+
+    `constants` holds arguments equal to 1 too, as Triton compiles them in.
+    """
 
     kernel: str
     module: str
@@ -70,20 +73,23 @@ class Recording:
     ) -> None:
         if 0 in grid:
             return
-        parameters = kernel.params[: len(operands)]
-        arguments = tuple(
-            _argument(parameter, operand)
-            for parameter, operand in zip(parameters, operands, strict=True)
-        )
+        given = tuple(zip(kernel.params[: len(operands)], operands, strict=True))
+        ones = {parameter.name: 1 for parameter, operand in given if _is_one(parameter, operand)}
+        arguments = tuple(_argument(*each) for each in given if not _is_one(*each))
         variant = Variant(
             kernel.__name__,
             kernel.__module__,
             arguments,
-            tuple(sorted(constants.items())),
+            tuple(sorted((constants | ones).items())),
             num_warps,
             num_stages,
         )
         self.variants.setdefault(variant, self.label)
+
+
+def _is_one(parameter: Any, operand: torch.Tensor | float) -> bool:
+    """Whether an argument is the number that Triton compiles in."""
+    return isinstance(operand, int) and operand == 1 and not parameter.do_not_specialize
 
 
 def _argument(parameter: Any, operand: torch.Tensor | float) -> tuple[str, str, bool]:

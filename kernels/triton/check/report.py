@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hasten.kernels.triton.check.recording import ALIGNMENT
+
 if TYPE_CHECKING:
     from hasten.kernels.triton.check.rules import Compiled
 
@@ -27,6 +29,10 @@ activations quantise for the fp8 product behind them in `kernels/triton/fusion.p
 CUDA graphs in `kernels/triton/graphs.py` ([gpu.md](gpu.md)). Tile sizes, warps and stages are in
 `kernels/triton/launch.json`, by architecture; `hasten check --tune` measures them anew on the GPU
 at hand and changes no result.
+
+A product is compiled for a kind of weight and a tile, not for widths, which are arguments: the
+layers of a model share a few compiled kernels, and so do all models. What is compiled apart: inputs
+that 128 does not divide, sizes that 16 does not divide, weights of one segment.
 
 ## The machine code
 
@@ -67,6 +73,10 @@ def as_json(result: Compiled) -> dict[str, Any]:
         "kind": result.kind,
         "bit_class": result.bit_class if result.has_products else None,
         "first_used_by": result.label,
+        "arguments": {
+            name: f"{kind}:{ALIGNMENT}" if is_aligned else kind
+            for name, kind, is_aligned in variant.arguments
+        },
         "constants": dict(variant.constants),
         "num_warps": variant.num_warps,
         "num_stages": variant.num_stages,

@@ -39,7 +39,8 @@ class Compiled:
         """What the kernel works on: a weight's kind, a cache's dtype, or nothing to tell."""
         variant = self.variant
         if variant.kernel in PRODUCTS:
-            by_group = "by group" if variant.constant("SCALES_PER_GROUP") and self.is_fp8 else ""
+            grouped = variant.constant("GROUP_SIZE") or variant.constant("INPUT_BY_GROUP")
+            by_group = "by group" if grouped and self.is_fp8 else ""
             return " ".join(
                 filter(None, (variant.constant("KIND"), variant.constant("CODES"), by_group))
             )
@@ -94,11 +95,11 @@ def needs_wide_loads(variant: Variant) -> bool:
 
 
 def one_of_each(variants: Mapping[Variant, str]) -> dict[Variant, str]:
-    """The first variant of each kernel, kind of operands and number of rows."""
+    """The first variant of each kernel, kind of operands and tile."""
     first: dict[object, tuple[Variant, str]] = {}
     for variant, label in variants.items():
         kind = Compiled("", label, variant, None).kind
-        key = variant.kernel, kind, variant.constant("BLOCK_ROWS")
+        key = variant.kernel, kind, variant.constant("BLOCK_ROWS"), variant.constant("BLOCK_OUT")
         first.setdefault(key, (variant, label))
     return dict(first.values())
 

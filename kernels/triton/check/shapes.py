@@ -69,7 +69,7 @@ MODELS = {
             4,
             64,
             768,
-            32000,
+            32003,
             window=128,
             softcap=30.0,
             has_sinks=True,

@@ -7,14 +7,14 @@ import triton.language as tl
 from hasten.kernels.triton.device.products import finish, sum_segments
 
 
-@triton.jit(do_not_specialize=["num_pairs"])
+@triton.jit(do_not_specialize=["num_pairs", "capacity"])
 def list_pairs_kernel(
     routing,  # [rows, 2 NUM_ACTIVE]
-    pairs,  # [experts, CAPACITY] int32
+    pairs,  # [experts, capacity] int32
     counts,  # [experts] int32
     num_pairs,
+    capacity,
     NUM_ACTIVE: tl.constexpr,
-    CAPACITY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """The pairs (row * NUM_ACTIVE + rank) that chose one expert, in order."""
@@ -27,13 +27,13 @@ def list_pairs_kernel(
         found = (chosen == expert).to(tl.int32)
         position = num_found + tl.cumsum(found, axis=0) - 1
         # A row of NaN may name one expert twice: what is too much must not run into other lists.
-        inside = (found != 0) & (position < CAPACITY)
-        tl.store(pairs + expert * CAPACITY + position, pair, mask=inside)
+        inside = (found != 0) & (position < capacity)
+        tl.store(pairs + expert * capacity + position, pair, mask=inside)
         num_found += tl.sum(found, axis=0)
-    tl.store(counts + expert, tl.minimum(num_found, CAPACITY))
+    tl.store(counts + expert, tl.minimum(num_found, capacity))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_expert", "capacity", "segment_units"])
 def grouped_linear_kernel(
     x,
     x_scale,
@@ -43,37 +43,36 @@ def grouped_linear_kernel(
     pairs,
     counts,
     result,
-    FIRST_EXPERT: tl.constexpr,
-    CAPACITY: tl.constexpr,
+    first_expert,
+    capacity,
+    part_width,
+    width,
+    out_width,
+    result_stride,
+    segment_units,
+    num_segments,
     NUM_ACTIVE: tl.constexpr,
-    PART_WIDTH: tl.constexpr,
-    EXPERT_WIDTH: tl.constexpr,  # outputs of all parts of an expert
     IS_SHARED: tl.constexpr,  # one row of x for all ranks
-    RESULT_STRIDE: tl.constexpr,
-    SEGMENT_LEN: tl.constexpr,
-    NUM_SEGMENTS: tl.constexpr,
     KIND: tl.constexpr,
     CODES: tl.constexpr,
-    WIDTH: tl.constexpr,
-    OUT_WIDTH: tl.constexpr,
+    IS_EVEN: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
     HAS_OFFSET: tl.constexpr,
-    SCALES_PER_GROUP: tl.constexpr,
-    WEIGHT_GROUPS: tl.constexpr,
-    INPUT_GROUPS: tl.constexpr,
+    INPUT_BY_GROUP: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
     BLOCK_IN: tl.constexpr,
 ):
-    expert = FIRST_EXPERT + tl.program_id(1)
+    part = tl.program_id(1)
+    expert = first_expert + tl.program_id(2)
     count = tl.load(counts + expert)
     own_out = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
-    inner = tl.minimum(own_out, EXPERT_WIDTH - 1)
-    out = tl.program_id(1) * EXPERT_WIDTH + inner
+    first_out = (tl.program_id(2) * tl.num_programs(1) + part) * part_width
+    out = first_out + tl.minimum(own_out, part_width - 1)
     for first in range(0, count, BLOCK_ROWS):
         lane = first + tl.arange(0, BLOCK_ROWS)
-        pair = tl.load(pairs + expert * CAPACITY + tl.minimum(lane, count - 1)).to(tl.int64)
-        row = pair // NUM_ACTIVE if IS_SHARED else pair
+        pair = tl.load(pairs + expert * capacity + tl.minimum(lane, count - 1))
+        row = (pair // NUM_ACTIVE if IS_SHARED else pair).to(tl.int64)
         total = sum_segments(
             x,
             x_scale,
@@ -83,17 +82,16 @@ def grouped_linear_kernel(
             row,
             out,
             0,
-            NUM_SEGMENTS,
-            SEGMENT_LEN,
+            num_segments,
+            width,
+            out_width,
+            segment_units,
             KIND,
             CODES,
-            WIDTH,
-            OUT_WIDTH,
+            IS_EVEN,
             GROUP_SIZE,
             HAS_OFFSET,
-            SCALES_PER_GROUP,
-            WEIGHT_GROUPS,
-            INPUT_GROUPS,
+            INPUT_BY_GROUP,
             BLOCK_IN,
         )
         value = finish(
@@ -104,13 +102,11 @@ def grouped_linear_kernel(
             row,
             out,
             KIND,
-            SCALES_PER_GROUP,
+            GROUP_SIZE > 0 or INPUT_BY_GROUP,
             False,
             result.dtype.element_ty,
         )
-        rank = pair % NUM_ACTIVE
-        part_column = inner // PART_WIDTH * (NUM_ACTIVE * PART_WIDTH) + inner % PART_WIDTH
-        columns = (rank * PART_WIDTH)[:, None] + part_column[None, :]
-        held = (lane < count)[:, None] & (own_out < EXPERT_WIDTH)[None, :]
-        pointers = result + (pair // NUM_ACTIVE)[:, None] * RESULT_STRIDE + columns
-        tl.store(pointers, value, mask=held)
+        held = (lane < count)[:, None] & (own_out < part_width)[None, :]
+        token = (pair // NUM_ACTIVE).to(tl.int64) * result_stride
+        start = token + (part * NUM_ACTIVE + pair % NUM_ACTIVE) * part_width
+        tl.store(result + start[:, None] + own_out[None, :], value, mask=held)

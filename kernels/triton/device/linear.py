@@ -7,7 +7,7 @@ import triton.language as tl
 from hasten.kernels.triton.device.products import finish, sum_segments
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "segment_units"])
 def linear_kernel(
     x,
     x_scale,
@@ -16,22 +16,21 @@ def linear_kernel(
     offset,
     bias,
     result,
-    partial,  # [segments, rows, OUT_WIDTH] fp32
+    partial,  # [segments, rows, out_width] fp32
     arrived,  # [tiles] int32, zero between launches
     num_rows,
+    width,
+    out_width,
+    result_stride,
+    segment_units,
+    num_segments,
     KIND: tl.constexpr,
     CODES: tl.constexpr,
-    WIDTH: tl.constexpr,
-    OUT_WIDTH: tl.constexpr,
-    RESULT_STRIDE: tl.constexpr,
+    IS_EVEN: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
     HAS_OFFSET: tl.constexpr,
-    SCALES_PER_GROUP: tl.constexpr,
-    WEIGHT_GROUPS: tl.constexpr,
-    INPUT_GROUPS: tl.constexpr,
+    INPUT_BY_GROUP: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    SEGMENT_LEN: tl.constexpr,
-    NUM_SEGMENTS: tl.constexpr,
     SPREAD: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
@@ -40,7 +39,7 @@ def linear_kernel(
     own_row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     own_out = tl.program_id(1) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     row = tl.minimum(own_row, num_rows - 1).to(tl.int64)
-    out = tl.minimum(own_out, OUT_WIDTH - 1)
+    out = tl.minimum(own_out, out_width - 1)
     first = tl.program_id(2) if SPREAD else 0
     total = sum_segments(
         x,
@@ -51,31 +50,30 @@ def linear_kernel(
         row,
         out,
         first,
-        first + 1 if SPREAD else NUM_SEGMENTS,
-        SEGMENT_LEN,
+        first + 1 if SPREAD else num_segments,
+        width,
+        out_width,
+        segment_units,
         KIND,
         CODES,
-        WIDTH,
-        OUT_WIDTH,
+        IS_EVEN,
         GROUP_SIZE,
         HAS_OFFSET,
-        SCALES_PER_GROUP,
-        WEIGHT_GROUPS,
-        INPUT_GROUPS,
+        INPUT_BY_GROUP,
         BLOCK_IN,
     )
-    held = (own_row < num_rows)[:, None] & (own_out < OUT_WIDTH)[None, :]
+    held = (own_row < num_rows)[:, None] & (own_out < out_width)[None, :]
     is_last = True
     if SPREAD:
-        own = partial + own_row[:, None] * OUT_WIDTH + own_out[None, :]
-        stride = num_rows * OUT_WIDTH
+        own = partial + own_row[:, None] * out_width + own_out[None, :]
+        stride = num_rows * out_width
         tl.store(own + first * stride, tl.trans(total), mask=held)
         tl.debug_barrier()  # all of the tile is written before its arrival is counted
         tile = arrived + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
-        is_last = tl.atomic_add(tile, 1) == NUM_SEGMENTS - 1
+        is_last = tl.atomic_add(tile, 1) == num_segments - 1
         if is_last:
             sums = tl.zeros((BLOCK_ROWS, BLOCK_OUT), tl.float32)
-            for part in range(NUM_SEGMENTS):
+            for part in range(num_segments):
                 sums += tl.load(own + part * stride, mask=held, other=0.0, cache_modifier=".cg")
             total = tl.trans(sums)
             tl.store(tile, 0)
@@ -88,9 +86,9 @@ def linear_kernel(
             row,
             out,
             KIND,
-            SCALES_PER_GROUP,
+            GROUP_SIZE > 0 or INPUT_BY_GROUP,
             HAS_BIAS,
             result.dtype.element_ty,
         )
-        pointers = result + own_row.to(tl.int64)[:, None] * RESULT_STRIDE + own_out[None, :]
+        pointers = result + own_row.to(tl.int64)[:, None] * result_stride + own_out[None, :]
         tl.store(pointers, value, mask=held)

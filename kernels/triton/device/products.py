@@ -21,22 +21,21 @@ def sum_segments(
     out,  # [block_out], rows of the weight
     first,
     last,
-    SEGMENT_LEN: tl.constexpr,
+    width,
+    out_width,
+    segment_units,  # of `products.UNIT` (128) inputs: so compiled code sees that they are aligned
     KIND: tl.constexpr,
     CODES: tl.constexpr,
-    WIDTH: tl.constexpr,
-    OUT_WIDTH: tl.constexpr,
-    GROUP_SIZE: tl.constexpr,
+    IS_EVEN: tl.constexpr,  # width is a multiple of 128
+    GROUP_SIZE: tl.constexpr,  # of the weight; 0: the row
     HAS_OFFSET: tl.constexpr,
-    SCALES_PER_GROUP: tl.constexpr,
-    WEIGHT_GROUPS: tl.constexpr,
-    INPUT_GROUPS: tl.constexpr,
+    INPUT_BY_GROUP: tl.constexpr,
     BLOCK_IN: tl.constexpr,
 ):
     """Segments first .. last - 1, each summed from zero, in order: [block_out, block_rows] fp32."""
     total = tl.zeros((out.shape[0], row.shape[0]), tl.float32)
     for part in range(first, last):
-        start = part * SEGMENT_LEN
+        start = part * segment_units * 128
         total += _segment(
             x,
             x_scale,
@@ -46,16 +45,15 @@ def sum_segments(
             row,
             out,
             start,
-            tl.minimum(start + SEGMENT_LEN, WIDTH),
+            tl.minimum(start + segment_units * 128, width),
+            width,
+            out_width,
             KIND,
             CODES,
-            WIDTH,
-            OUT_WIDTH,
+            IS_EVEN,
             GROUP_SIZE,
             HAS_OFFSET,
-            SCALES_PER_GROUP,
-            WEIGHT_GROUPS,
-            INPUT_GROUPS,
+            INPUT_BY_GROUP,
             BLOCK_IN,
         )
     return total
@@ -72,20 +70,19 @@ def _segment(
     out,
     start,
     stop,
+    width,
+    out_width,
     KIND: tl.constexpr,
     CODES: tl.constexpr,
-    WIDTH: tl.constexpr,
-    OUT_WIDTH: tl.constexpr,
+    IS_EVEN: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
     HAS_OFFSET: tl.constexpr,
-    SCALES_PER_GROUP: tl.constexpr,
-    WEIGHT_GROUPS: tl.constexpr,
-    INPUT_GROUPS: tl.constexpr,
+    INPUT_BY_GROUP: tl.constexpr,
     BLOCK_IN: tl.constexpr,
 ):
     """The sum over inputs start .. stop, [block_out, block_rows] fp32."""
     if KIND == "dense":
-        return _dense(x, weight, row, out, start, stop, WIDTH, BLOCK_IN)
+        return _dense(x, weight, row, out, start, stop, width, IS_EVEN, BLOCK_IN)
     elif KIND == "packed":
         return _packed(
             x,
@@ -96,9 +93,10 @@ def _segment(
             out,
             start,
             stop,
+            width,
+            out_width,
             CODES,
-            WIDTH,
-            OUT_WIDTH,
+            IS_EVEN,
             GROUP_SIZE,
             HAS_OFFSET,
         )
@@ -112,22 +110,22 @@ def _segment(
             out,
             start,
             stop,
-            WIDTH,
-            OUT_WIDTH,
-            SCALES_PER_GROUP,
-            WEIGHT_GROUPS,
-            INPUT_GROUPS,
+            width,
+            out_width,
+            IS_EVEN,
+            GROUP_SIZE,
+            INPUT_BY_GROUP,
         )
 
 
 @triton.jit
-def _tile(base, row, WIDTH: tl.constexpr, column, EVEN: tl.constexpr):
-    """Columns `column` of rows `row` of a matrix; zeros past column WIDTH."""
-    pointers = base + row[:, None] * WIDTH + column[None, :]
-    if EVEN:
+def _tile(base, row, width, column, IS_EVEN: tl.constexpr):
+    """Columns `column` of rows `row` of a matrix; zeros from column `width` on."""
+    pointers = base + row[:, None] * width + column[None, :]
+    if IS_EVEN:
         return tl.load(pointers)
     else:
-        return tl.load(pointers, mask=(column < WIDTH)[None, :], other=0.0)
+        return tl.load(pointers, mask=(column < width)[None, :], other=0.0)
 
 
 @triton.jit
@@ -138,15 +136,15 @@ def _dense(
     out,
     start,
     stop,
-    WIDTH: tl.constexpr,
+    width,
+    IS_EVEN: tl.constexpr,
     BLOCK_IN: tl.constexpr,
 ):
     acc = tl.zeros((out.shape[0], row.shape[0]), tl.float32)
-    even: tl.constexpr = WIDTH % BLOCK_IN == 0
     for k in range(start, stop, BLOCK_IN):
         column = k + tl.arange(0, BLOCK_IN)
-        w = _tile(weight, out, WIDTH, column, even)
-        a = _tile(x, row, WIDTH, column, even)
+        w = _tile(weight, out, width, column, IS_EVEN)
+        a = _tile(x, row, width, column, IS_EVEN)
         acc = dot(w, tl.trans(a), acc)
     return acc
 
@@ -166,6 +164,17 @@ def _decode(word, lane: tl.constexpr, CODES: tl.constexpr):
 
 
 @triton.jit
+def _group(first, width, IS_EVEN: tl.constexpr, GROUP_SIZE: tl.constexpr):
+    """The group of an input; of one past the last, the last group."""
+    if GROUP_SIZE == 0:
+        return 0
+    elif IS_EVEN:
+        return first // GROUP_SIZE
+    else:
+        return tl.minimum(first, width - 1) // GROUP_SIZE
+
+
+@triton.jit
 def _packed(
     x,
     weight,
@@ -175,9 +184,10 @@ def _packed(
     out,
     start,
     stop,
+    width,
+    out_width,
     CODES: tl.constexpr,
-    WIDTH: tl.constexpr,
-    OUT_WIDTH: tl.constexpr,
+    IS_EVEN: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
     HAS_OFFSET: tl.constexpr,
 ):
@@ -185,22 +195,17 @@ def _packed(
     # Numbers of `matrices.UNIT` (32): the interpreter cannot reckon with constants of a module.
     lanes: tl.constexpr = 4 if CODES == "u4" else 2
     chunk: tl.constexpr = lanes * 32
-    even: tl.constexpr = WIDTH % chunk == 0
-    words_per_row: tl.constexpr = (WIDTH + chunk - 1) // chunk * 32
-    last_group: tl.constexpr = (WIDTH - 1) // GROUP_SIZE
+    words_per_row = (width + chunk - 1) // chunk * 32
     for k in range(start, stop, chunk):
         column = k // lanes + tl.arange(0, 32)
         word = tl.load(weight + out[:, None] * words_per_row + column[None, :])
         for lane in tl.static_range(lanes):
             first = k + lane * 32
-            group = tl.minimum(first // GROUP_SIZE, last_group)
-            s = tl.load(scale + group * OUT_WIDTH + out)[:, None]
+            own = _group(first, width, IS_EVEN, GROUP_SIZE) * out_width + out
+            s = tl.load(scale + own)[:, None]
             w = _decode(word, lane, CODES)
-            if HAS_OFFSET:
-                w = tl.fma(w, s, tl.load(offset + group * OUT_WIDTH + out)[:, None])
-            else:
-                w = w * s
-            a = _tile(x, row, WIDTH, first + tl.arange(0, 32), even)
+            w = tl.fma(w, s, tl.load(offset + own)[:, None]) if HAS_OFFSET else w * s
+            a = _tile(x, row, width, first + tl.arange(0, 32), IS_EVEN)
             acc = dot(to_bf16(w), tl.trans(a), acc)
     return acc
 
@@ -215,23 +220,23 @@ def _fp8(
     out,
     start,
     stop,
-    WIDTH: tl.constexpr,
-    OUT_WIDTH: tl.constexpr,
-    SCALES_PER_GROUP: tl.constexpr,
-    WEIGHT_GROUPS: tl.constexpr,
-    INPUT_GROUPS: tl.constexpr,
+    width,
+    out_width,
+    IS_EVEN: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
+    INPUT_BY_GROUP: tl.constexpr,
 ):
     acc = tl.zeros((out.shape[0], row.shape[0]), tl.float32)
-    even: tl.constexpr = WIDTH % 128 == 0
+    input_groups = (width + 127) // 128 if INPUT_BY_GROUP else 1
     for k in range(start, stop, 128):
         column = k + tl.arange(0, 128)
-        w = _tile(weight, out, WIDTH, column, even)
-        a = _tile(x, row, WIDTH, column, even)
+        w = _tile(weight, out, width, column, IS_EVEN)
+        a = _tile(x, row, width, column, IS_EVEN)
         part = dot_e4m3(w, tl.trans(a))
-        if SCALES_PER_GROUP:
-            group = k // 128
-            s = tl.load(scale + tl.minimum(group, WEIGHT_GROUPS - 1) * OUT_WIDTH + out)
-            t = tl.load(x_scale + row * INPUT_GROUPS + tl.minimum(group, INPUT_GROUPS - 1))
+        if GROUP_SIZE > 0 or INPUT_BY_GROUP:
+            own = _group(k, width, IS_EVEN, GROUP_SIZE) * out_width + out
+            s = tl.load(scale + own)
+            t = tl.load(x_scale + row * input_groups + (k // 128 if INPUT_BY_GROUP else 0))
             acc = tl.fma(part, s[:, None] * t[None, :], acc)
         else:
             acc += part
@@ -247,12 +252,12 @@ def finish(
     row,
     out,
     KIND: tl.constexpr,
-    SCALES_PER_GROUP: tl.constexpr,
+    HAS_GROUPS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
     """What is stored: scales that all of a row shares, bias, one rounding. [rows, out]."""
-    if KIND == "fp8" and not SCALES_PER_GROUP:
+    if KIND == "fp8" and not HAS_GROUPS:
         total = total * (tl.load(scale + out)[:, None] * tl.load(x_scale + row)[None, :])
     if HAS_BIAS:
         total += tl.load(bias + out)[:, None]

@@ -131,19 +131,59 @@ def test_a_summary_joins_variants_of_one_tile() -> None:
     assert len(one_of_each(variants)) == 2
 
 
+RECORD = """
+import json, sys
+from dataclasses import asdict
+from hasten.kernels.triton.check.recording import record_launches
+from hasten.kernels.triton.check.shapes import SCHEMES, all_programs
+
+def products(model):
+    launched = record_launches("sm_90", all_programs((model,), SCHEMES))
+    return [asdict(variant) for variant in launched if variant.kernel == "linear_kernel"]
+
+print(json.dumps([products(model) for model in sys.argv[1:]]))
+"""
+
+
+def run_compiled(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Python where kernels are compiled, not interpreted as in these tests."""
+    inherited = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env=inherited | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_widths_share_what_is_compiled() -> None:
+    done = run_compiled(
+        "-c", RECORD, "Llama-3-8B", "Qwen3-8B", "SmolLM2-135M", "experts, window, cap, sinks"
+    )
+    assert done.returncode == 0, done.stderr
+    one, other, narrow, odd = json.loads(done.stdout)
+    assert all(each in one for each in other)
+    assert all(["width", "i32", True] in each["arguments"] for each in one + other + narrow)
+    assert all(["out_width", "i32", True] in each["arguments"] for each in one + other + narrow)
+    # 32003 outputs, in rows of as many: no loads and stores of 16 bytes.
+    heads = [each for each in odd if ["out_width", "i32", False] in each["arguments"]]
+    assert heads
+    assert all(["result_stride", "i32", False] in each["arguments"] for each in heads)
+    # Triton compiles the number 1 in, so a single segment is apart.
+    assert any(["num_segments", 1] in each["constants"] for each in narrow)
+    assert any(["num_segments", "i32", False] in each["arguments"] for each in one)
+
+
 def test_products_and_attention_compile_well_for_hopper(tmp_path: Path) -> None:
     """One of each kind and tile; `make kernels` compiles them all."""
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path / "cache")
-    command = [
-        sys.executable,
-        "-m",
-        "hasten.kernels.triton.check",
+    done = run_compiled(
+        *("-m", "hasten.kernels.triton.check"),
         *("--quick", "--arch=sm_90", "--model=SmolLM2-135M", "--scheme=fp8"),
         *("--kernel=linear_kernel", "--kernel=attention_kernel"),
         *(f"--out={tmp_path}", f"--kept={tmp_path / 'kept'}"),
-    ]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        TRITON_CACHE_DIR=str(tmp_path / "cache"),
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "kernels.json").read_text())
     kinds = {"fp8", "fp8 cache"}
