@@ -7,7 +7,7 @@ from hasten.core.blocks import BlockManager
 from hasten.core.latency import EMPTY_STEP, FirstTokenBudget, ItlBudget, StepTimeModel
 from hasten.core.options import SchedulerOptions
 from hasten.core.policy import FirstComeFirstServed, PriorityFirst, QueuePolicy
-from hasten.core.request import FinishReason, Request
+from hasten.core.request import FinishReason, Request, RequestId
 from hasten.core.scheduler import Scheduler
 
 from tests.unit.core.simulation import kv_plan, make_request
@@ -153,7 +153,7 @@ def test_a_short_prompt_beside_a_long_one_takes_twice_its_time_and_a_step(
         timed_step(scheduler, model)
     quiet_s = time_to_first_token(scheduler, model, make_request("quiet", (1,) * short_len, 8, 50))
     scheduler.add(make_request("long", (2,) * 7000, 8, 51))
-    while pair_s and scheduler.requests["long/0"].num_computed_tokens < 4500:
+    while pair_s and scheduler.requests[RequestId("long/0")].num_computed_tokens < 4500:
         timed_step(scheduler, model)
     for arrival in range(100, 103):
         _, under_way_s = timed_step(scheduler, model)  # the short one comes as this begins
