@@ -89,6 +89,10 @@ class RequestFailedError(EngineError):
     """The engine cannot compute this request, and serves others."""
 
 
+class GrammarTooComplexError(EngineError):
+    """What the output has to follow takes more work than a request may cause."""
+
+
 class RequestRefusedError(ValueError):
     """The engine will not run this request; `field` is the parameter to change.
 

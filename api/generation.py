@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from hasten.api.client import (
     DeadlineExceededError,
     EngineError,
+    GrammarTooComplexError,
     RequestAbortedError,
     RequestFailedError,
 )
@@ -27,7 +28,7 @@ FAILURES: dict[str, tuple[type[EngineError], str]] = {
     "abort": (RequestAbortedError, "the engine aborted the request"),
     "deadline": (DeadlineExceededError, "the deadline has passed, or cannot be met any more"),
     "error": (RequestFailedError, "the model's numbers for this request are broken (NaN)"),
-    "grammar": (RequestFailedError, "the grammar of this request is too complex to be followed"),
+    "grammar": (GrammarTooComplexError, "the grammar of this request is too complex to follow"),
 }
 """Finish reasons of the engine that no text ends with, and what they are for a client."""
 

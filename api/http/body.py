@@ -25,6 +25,9 @@ MAX_BODY_BYTES = 8 * 2**20
 BODY_LIMIT_S = 30.0
 """How long a body may take to arrive: a client that sends byte by byte holds nothing for long."""
 
+MAX_NAME_LEN = 64
+"""Characters of an unknown field's name that are told, and compared with those that exist."""
+
 _Body = TypeVar("_Body", bound=msgspec.Struct)
 
 _UNKNOWN_FIELD = re.compile(r"unknown field `(?P<name>[^`]*)`")
@@ -112,6 +115,7 @@ def _invalid(message: str, kind: type[msgspec.Struct], where: str = "") -> ApiEr
 
 
 def _unknown_field(path: str, name: str, known: Iterable[str]) -> ApiError:
+    name = name[:MAX_NAME_LEN]
     param = _join(path, name)
     nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""

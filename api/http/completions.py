@@ -160,7 +160,8 @@ async def _merged(job: _Job) -> AsyncGenerator[tuple[int, SampleDelta]]:
     finally:
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        # `everything` too: the cancellation that it has got from them is to be taken from it.
+        await asyncio.gather(everything, *tasks, return_exceptions=True)
 
 
 class _ChoiceWriter:

@@ -1,16 +1,19 @@
 """Connections of clients that do not go on sending, or reading, are closed.
 
 A request that takes too long to arrive is answered with 408 (`api.http.body`) where that is still
-possible; this is for what no end point sees: headers that never end, and the rest of a body that
-was refused. Exercised by `pytest tests/unit/api/test_slow_clients.py`.
+possible; this is for what no end point sees: headers that never end, what is no HTTP, and the rest
+of a body that was refused.
+Exercised by `pytest tests/unit/api/test_slow_clients.py tests/unit/api/test_raw_http.py`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from hasten.api.http.body import BODY_LIMIT_S
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from hasten.api.http.errors import ApiError
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 if TYPE_CHECKING:
     import asyncio
@@ -22,6 +25,10 @@ ARRIVAL_LIMIT_S = BODY_LIMIT_S + 5.0
 WRITE_LIMIT_S = 30.0
 """A client that has read nothing for so long, while something waits for it, is dropped."""
 
+MAX_HEAD_BYTES = 64 * 2**10
+"""Beyond what came with its first byte: the parser keeps a request's head, and what follows its
+body, without a limit."""
+
 
 class PunctualProtocol(HttpToolsProtocol):
     """uvicorn's HTTP, with time limits for the arrival of requests and the reading of answers.
@@ -32,6 +39,7 @@ class PunctualProtocol(HttpToolsProtocol):
 
     _deadline: asyncio.TimerHandle | None = None
     _write_deadline: asyncio.TimerHandle | None = None
+    _num_head_bytes = 0
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -41,6 +49,16 @@ class PunctualProtocol(HttpToolsProtocol):
         self._arrived()
         self._written()
         super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._num_head_bytes += len(data)
+        super().data_received(data)
+        if self._num_head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            message = f"the request's headers have more than {MAX_HEAD_BYTES} bytes"
+            self._refuse(ApiError(431, message, code="headers_too_large"))
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(ApiError(400, msg, code="invalid_http"))
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -53,11 +71,30 @@ class PunctualProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._num_head_bytes = 0
         self._expect()
 
+    def on_body(self, body: bytes) -> None:
+        self._num_head_bytes = 0
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
+        self._num_head_bytes = 0
         self._arrived()
         super().on_message_complete()
+
+    def _refuse(self, error: ApiError) -> None:
+        """Say why, unless an answer is being written, and close."""
+        if self.cycle is None or self.cycle.response_complete:
+            body = msgspec.json.encode(error.body())
+            lines = (
+                b"content-type: application/json",
+                b"content-length: %d" % len(body),
+                b"connection: close",
+                b"\r\n",
+            )
+            self.transport.write(STATUS_LINE[error.status] + b"\r\n".join(lines) + body)
+        self.transport.close()
 
     def _expect(self) -> None:
         self._arrived()

@@ -10,6 +10,7 @@ import msgspec
 from hasten.api.client import (
     DeadlineExceededError,
     EngineError,
+    GrammarTooComplexError,
     RequestAbortedError,
     RequestFailedError,
     RequestRefusedError,
@@ -35,7 +36,7 @@ _TYPES = {
 class ApiError(Exception):
     """A request that is answered with an error. `param` is the field to change.
 
-    `retry_after_s` tells when the same request may succeed.
+    `retry_after_s` tells when the same request may succeed, `allow` which methods may.
     """
 
     def __init__(
@@ -46,12 +47,14 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after_s: float | None = None,
+        allow: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.param = param
         self.code = code
         self.retry_after_s = retry_after_s
+        self.allow = allow
 
     def body(self) -> dict[str, Any]:
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
@@ -67,8 +70,12 @@ class ApiError(Exception):
     @property
     def headers(self) -> dict[str, str]:
         """What an answer with this error says beside its body."""
-        seconds = self.retry_after_s
-        return {} if seconds is None else {"retry-after": str(math.ceil(seconds))}
+        headers = {}
+        if self.retry_after_s is not None:
+            headers["retry-after"] = str(math.ceil(self.retry_after_s))
+        if self.allow is not None:
+            headers["allow"] = self.allow
+        return headers
 
     def response(self) -> Response:
         return Response(
@@ -108,13 +115,16 @@ def to_api_error(error: Exception) -> ApiError:
             told = ApiError(400, str(error), param="messages", code="chat_template")
         case DeadlineExceededError():
             told = ApiError(504, str(error), param="deadline_ms", code="deadline_exceeded")
+        case GrammarTooComplexError():
+            told = ApiError(400, str(error), code="grammar_too_complex")
         case RequestFailedError():
             told = ApiError(500, str(error), code="request_failed")
         case EngineError():
             code = "aborted" if isinstance(error, RequestAbortedError) else "engine_failed"
             told = ApiError(503, str(error), code=code)
         case HTTPException():
-            told = ApiError(error.status_code, str(error.detail))
+            allow = (error.headers or {}).get("Allow")
+            told = ApiError(error.status_code, str(error.detail), allow=allow)
         case _:
             told = ApiError(500, "an error inside the server; see its log", code="internal")
     return told

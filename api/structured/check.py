@@ -24,7 +24,13 @@ def check_grammar(grammar: str) -> None:
     if len(grammar) > MAX_GRAMMAR_LEN:
         raise GrammarError(f"holds {len(grammar)} characters, at most {MAX_GRAMMAR_LEN}")
     vocabulary = byte_vocabulary()
-    matcher = vocabulary.matcher(grammar)
+    try:
+        matcher = vocabulary.matcher(grammar)
+    except GrammarError as error:
+        if str(error).startswith("panic: "):
+            # What follows tells of the compiler's insides.
+            raise GrammarError("cannot be compiled: is there a special token in it?") from error
+        raise
     matcher.compute_bitmask()
     refuse_failed(matcher)
     completion(vocabulary, matcher)

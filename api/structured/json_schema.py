@@ -75,12 +75,21 @@ def schema_grammar(schema: Any, *, compact: bool = False) -> str:
     Raises SchemaError.
     """
     _check(schema)
+    if isinstance(schema, bool):
+        schema = _of_bool(schema)
     grammar = _compiled(_without_neutral(schema), compact=compact)
     try:
         check_grammar(grammar)
     except GrammarError as error:
         raise SchemaError(_where(schema, schema, str(error), ""), str(error)) from error
     return grammar
+
+
+def _of_bool(schema: bool) -> dict[str, Any]:
+    """The compiler takes them inside a schema only."""
+    if not schema:
+        raise SchemaError("", "allows no output")
+    return {}
 
 
 def _compiled(schema: Any, *, compact: bool) -> str:

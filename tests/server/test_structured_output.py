@@ -63,6 +63,12 @@ def test_a_named_call_streamed_is_the_call_unstreamed(server: ServerProcess) -> 
     assert "".join(pieces) == call.function.arguments
 
 
+def test_a_grammar_that_is_too_complex_is_the_request_s_fault(server: ServerProcess) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        create(server, extra_body={"structured_outputs": {"regex": "(a|b)*a(a|b){200}"}})
+    assert refused.value.code == "grammar_too_complex"
+
+
 def test_samples_of_one_request_follow_it_each(server: ServerProcess) -> None:
     schema = {"name": "n", "schema": PARAMETERS, "strict": True}
     answer = create(server, n=3, response_format={"type": "json_schema", "json_schema": schema})

@@ -60,6 +60,7 @@ CHAT_ERRORS: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"temprature": 1}, "temprature", "did you mean 'temperature'"),
     ({"max_token": 1}, "max_token", "did you mean 'max_tokens'"),
+    ({"temprature" * 9: 1}, ("temprature" * 9)[:64], "unknown field"),
     ({"temperature": "hot"}, "temperature", "got `str`"),
     ({"temperature": -0.1}, "temperature", "from 0.0 to 2.0"),
     ({"temperature": 2.1}, "temperature", "from 0.0 to 2.0"),

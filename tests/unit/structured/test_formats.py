@@ -74,6 +74,7 @@ def test_structured_outputs(fields: dict[str, Any], right: str, wrong: str) -> N
         ({"choice": ["a", ""]}, "structured_outputs.choice", "empty"),
         ({"choice": [str(i) for i in range(2000)]}, "structured_outputs.choice", "at most"),
         ({"grammar": "start: foo"}, "structured_outputs.grammar", "unknown name"),
+        ({"grammar": "start: <|im_end|>"}, "structured_outputs.grammar", "special token"),
         ({"grammar": "root ::= ("}, "structured_outputs.grammar", "no GBNF"),
         ({"grammar": '{"grammars": []}'}, "structured_outputs.grammar", "neither"),
         ({"grammar": 'start: %json {"multipleOf": 99999}'}, "structured_outputs.grammar", "%json"),

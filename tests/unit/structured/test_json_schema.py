@@ -46,6 +46,11 @@ def test_what_a_schema_lets_be_written(text: str, is_valid: bool) -> None:
     assert takes(schema_grammar(PERSON), text) == is_valid
 
 
+def test_true_takes_any_value() -> None:
+    assert takes(schema_grammar(True), "[1, {}]")
+    assert takes(schema_grammar(True, compact=True), "[1,{}]")
+
+
 def test_compact_texts_have_no_white_space() -> None:
     grammar = schema_grammar(PERSON, compact=True)
     assert takes(grammar, '{"name":"Ann","age":3}')
@@ -108,6 +113,7 @@ def test_keywords(schema: Any, right: str, wrong: str) -> None:
         ({"enum": ["\ud800"]}, "", "no JSON"),
         ({"type": "array", "items": [{}]}, "/items", "prefixItems"),
         ({"x-guidance": {"lenient": True}, "not": {}}, "/x-guidance", "not known"),
+        (False, "", "allows no output"),
         ({"multipleOf": 10007}, "/multipleOf", "at most"),
         ({"allOf": [{"multipleOf": 997}, {"multipleOf": 991}]}, "/allOf/1/multipleOf", "at most"),
     ],
