@@ -150,7 +150,12 @@ def load_factory(reference: str) -> Callable[[EngineOptions], EngineLike]:
 
 def _describe(error: Exception) -> str:
     """One line for the parent; what is no mistake of the user's leaves its traceback here."""
-    if isinstance(error, ValueError | OSError | MemoryError):
+    if isinstance(error, MemoryError):
+        return (
+            "there is not enough memory for the model and its KV cache: lower "
+            "--kv-cache-memory-bytes or --max-num-batched-tokens"
+        )
+    if isinstance(error, ValueError | OSError):
         return str(error) or type(error).__name__
     traceback.print_exc()
     return f"{type(error).__name__}: {error}"

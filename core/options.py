@@ -7,6 +7,7 @@ Exercised by `pytest tests/unit/core/test_options.py`.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -150,7 +151,7 @@ class ExecutionOptions:
 
     def __post_init__(self) -> None:
         if self.num_threads is not None:
-            _require(self.num_threads >= 1, "--num-threads must be at least 1")
+            _require(1 <= self.num_threads <= 1024, "--num-threads must be from 1 to 1024")
 
 
 SPEC_METHODS = ("ngram", "suffix", "draft", "eagle")
@@ -229,6 +230,9 @@ class EngineOptions:
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
 
 
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
+
+
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
     """The HTTP server."""
@@ -278,6 +282,12 @@ class ServerOptions:
             (self.ssl_certfile is None) == (self.ssl_keyfile is None),
             "--ssl-certfile and --ssl-keyfile go together",
         )
+        _require(self.api_key != "", "--api-key must not be empty: anybody would have it")
+        for origin in self.origins:
+            _require(
+                origin == "*" or _ORIGIN.fullmatch(origin) is not None,
+                f"--allowed-origins: {origin!r} is no origin, like https://one.example",
+            )
         for name in ("eval_store", "eval_key_file"):
             _require(
                 self.require_eval is not None or getattr(self, name) is None,
@@ -288,6 +298,12 @@ class ServerOptions:
         )
         _require(self.shutdown_timeout_s >= 0, "--shutdown-timeout-s must not be negative")
         _require(self.stall_timeout_s > 0, "--stall-timeout-s must be positive")
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """Those allowed."""
+        listed = (self.allowed_origins or "").split(",")
+        return tuple(origin.strip() for origin in listed if origin.strip())
 
     @property
     def tls(self) -> tuple[str, str] | None:

@@ -160,9 +160,9 @@ class Server:
         self._stopping.set()
 
     def _web_server(self) -> _QuietUvicorn:
-        """Raises OSError for files of a certificate that cannot be used."""
+        """Raises ServerStartError for files of a certificate that cannot be used."""
         config = uvicorn.Config(
-            create_app(self._service, _origins(self._options.allowed_origins)),
+            create_app(self._service, self._options.origins),
             http=PunctualProtocol,
             ws="none",
             lifespan="off",
@@ -173,7 +173,12 @@ class Server:
             ssl_certfile=self._options.ssl_certfile,
             ssl_keyfile=self._options.ssl_keyfile,
         )
-        config.load()
+        try:
+            config.load()
+        except OSError as error:
+            reason = error.strerror or str(error)
+            files = f"--ssl-certfile {config.ssl_certfile}, --ssl-keyfile {config.ssl_keyfile}"
+            raise ServerStartError(f"{files}: {reason}") from error
         return _QuietUvicorn(config)
 
     async def _serve_engine(self, url: str, on_ready: Callable[[str], None]) -> int:
@@ -338,7 +343,3 @@ def _service(engine: EngineOptions, server: ServerOptions) -> Service:
         request_log=RequestLog(with_prompts=server.log_prompts) if server.log_requests else None,
         traces=None if tracer is None else RequestTraces(tracer),
     )
-
-
-def _origins(listed: str | None) -> list[str]:
-    return [origin.strip() for origin in (listed or "").split(",") if origin.strip()]

@@ -40,10 +40,21 @@ def test_defaults_are_valid_and_every_option_is_explained(group: type[Any]) -> N
         (lambda: SchedulerOptions(max_num_batched_tokens=8), "--max-num-batched-tokens"),
         (lambda: SchedulerOptions(target_itl_ms=0.0), "--target-itl-ms"),
         (lambda: ExecutionOptions(num_threads=0), "--num-threads"),
+        (lambda: ExecutionOptions(num_threads=100_000), "--num-threads"),
         (lambda: ServerOptions(port=70_000), "--port"),
+        (lambda: ServerOptions(api_key=""), "--api-key"),
+        (lambda: ServerOptions(allowed_origins="https://a.example,b.example"), "'b.example'"),
+        (lambda: ServerOptions(allowed_origins="https://a.example/"), "--allowed-origins"),
         (lambda: ServerOptions(shutdown_timeout_s=-1.0), "--shutdown-timeout-s"),
     ],
 )
 def test_a_value_out_of_range_names_its_flag(make: Callable[[], object], flag: str) -> None:
     with pytest.raises(ConfigurationError, match=flag):
         make()
+
+
+def test_origins() -> None:
+    listed = ServerOptions(allowed_origins="https://a.example, http://localhost:3000,")
+    assert listed.origins == ("https://a.example", "http://localhost:3000")
+    assert ServerOptions(allowed_origins="*").origins == ("*",)
+    assert ServerOptions().origins == ()
