@@ -27,7 +27,7 @@ def main(schemathesis: str, *options: str) -> int:
     ):
         assert server.url, server.log
         command = [
-            Path(schemathesis).absolute(),
+            str(Path(schemathesis).absolute()),
             "run",
             f"{server.url}/openapi.json",
             f"--checks={','.join(CHECKS)}",
