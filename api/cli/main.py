@@ -7,6 +7,7 @@ Exercised by `pytest tests/unit/api/test_cli.py`.
 from __future__ import annotations
 
 import importlib
+import os
 
 import click
 
@@ -22,6 +23,9 @@ COMMANDS = (
     "key",
 )
 """Each is the command of the same name in the module of the same name beside this one."""
+
+
+_STDERR = 2
 
 
 class _Commands(click.Group):
@@ -46,3 +50,11 @@ class _Commands(click.Group):
 @click.version_option(package_name="hasten")
 def main() -> None:
     """Hasten: a low-latency server for open language models."""
+    open_standard_streams()
+
+
+def open_standard_streams() -> None:
+    """Where a supervisor has closed some: sockets must not get their numbers (libuv aborts)."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        pass
+    os.close(number)

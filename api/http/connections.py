@@ -25,6 +25,9 @@ ARRIVAL_LIMIT_S = BODY_LIMIT_S + 5.0
 WRITE_LIMIT_S = 30.0
 """A client that has read nothing for so long, while something waits for it, is dropped."""
 
+GOODBYE_S = 0.5
+"""How long a client without a request may take to say goodbye, when the server ends."""
+
 MAX_HEAD_BYTES = 64 * 2**10
 """Beyond what came with its first byte: the parser keeps a request's head, and what follows its
 body, without a limit."""
@@ -59,6 +62,15 @@ class PunctualProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(ApiError(400, msg, code="invalid_http"))
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """No warning: whoever asks for a protocol that is not spoken here is answered in HTTP."""
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if self.transport.is_closing():
+            # TLS waits for the goodbye of a client that need not be listening.
+            self.loop.call_later(GOODBYE_S, self.transport.abort)
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -70,7 +70,7 @@ class ApiError(Exception):
     @property
     def headers(self) -> dict[str, str]:
         """What an answer with this error says beside its body."""
-        headers = {}
+        headers = {"www-authenticate": "Bearer"} if self.status == 401 else {}
         if self.retry_after_s is not None:
             headers["retry-after"] = str(math.ceil(self.retry_after_s))
         if self.allow is not None:

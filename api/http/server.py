@@ -167,6 +167,7 @@ class Server:
             ws="none",
             lifespan="off",
             access_log=False,
+            log_config=None,
             log_level="warning",
             server_header=False,
             timeout_graceful_shutdown=1,
@@ -281,6 +282,7 @@ class Server:
         self._pause_s = next_pause(self._pause_s, time.monotonic() - self._ready_s)
         logger.info("starting the engine again in %.1f s", self._pause_s)
         if await self._done_before_stop(asyncio.create_task(asyncio.sleep(self._pause_s))):
+            self._begin_s = time.monotonic()
             starting = asyncio.create_task(self._start_model())
             if await self._done_before_stop(starting):
                 return self._restarted(starting)

@@ -24,7 +24,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-_BEARER = b"Bearer "
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -71,12 +70,13 @@ class Keyring:
         In constant time: how long it takes tells nothing of how much of a guess is right, nor
         whose key it is like.
         """
-        digest = sha256(authorization.removeprefix(_BEARER)).digest()
+        scheme, _, given = authorization.partition(b" ")
+        digest = sha256(given).digest()
         found = None
         for key in self._keys:
             if hmac.compare_digest(digest, key.digest):
                 found = key
-        return found if authorization.startswith(_BEARER) else None
+        return found if scheme.lower() == b"bearer" else None
 
 
 def digest_of(key: str) -> bytes:

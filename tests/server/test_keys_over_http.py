@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -52,7 +53,9 @@ def complete(client: httpx.Client, max_tokens: int = 3) -> httpx.Response:
 def test_only_known_keys_are_let_in(keyed: ServerProcess) -> None:
     for key in ("nobody", "wrong", "boss"):
         with client_of(keyed, key) as client:
-            assert complete(client).status_code == 401
+            refused = complete(client)
+            assert refused.status_code == 401
+            assert refused.headers["www-authenticate"] == "Bearer"
             assert client.get("/v1/live").status_code == 401
             assert client.get("/health").status_code == 200
             assert client.get("/").status_code == 200
@@ -122,6 +125,10 @@ def test_logs_are_json_and_hold_no_prompt(keyed: ServerProcess) -> None:
     with client_of(keyed, ADMIN) as admin:
         assert complete(admin, 5).status_code == 200
         assert admin.get("/health").status_code == 200
+    url = httpx.URL(keyed.url)
+    with socket.create_connection((url.host, url.port or 0), timeout=20) as stranger:
+        stranger.sendall(b"this is no HTTP\r\n\r\n")
+        assert b" 400 " in stranger.recv(4096)
     lines = [json.loads(line) for line in keyed.log]
     records = [line for line in lines if line["logger"] == "hasten.requests"]
     assert any(

@@ -41,9 +41,18 @@ def serve(
     return done.returncode, done.stderr.splitlines()
 
 
-def test_a_second_server_on_the_same_port(server: ServerProcess) -> None:
+def without_streams() -> None:
+    """As some supervisors start their children."""
+    os.close(0)
+    os.close(1)
+
+
+@pytest.mark.parametrize("before", [None, without_streams])
+def test_a_second_server_on_the_same_port(
+    server: ServerProcess, before: Callable[[], None] | None
+) -> None:
     port = server.url.rpartition(":")[2]
-    status, log = serve(f"--port={port}")
+    status, log = serve(f"--port={port}", before=before)
     assert status == 1
     assert log == [f"Error: cannot listen on 127.0.0.1:{port}: Address already in use"]
 

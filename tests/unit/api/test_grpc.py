@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import subprocess
 import time
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from shutil import which
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
@@ -326,8 +328,13 @@ def test_key_and_certificate(tmp_path: Path, certificate: tuple[Path, Path]) -> 
                 with pytest.raises(grpc.RpcError) as caught:
                     list(stub.Generate(request, metadata=metadata))
                 assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
-            assert stub.Drain(pb.DrainRequest(), metadata=authorised).num_open_requests == 0
-        assert process.process.wait(60) == 0
+            # A client that keeps its connection, and is not listening, holds up nothing.
+            with httpx.Client(verify=ssl.create_default_context(cafile=chain)) as idle:
+                url = process.url.replace("127.0.0.1", "localhost")
+                assert idle.get(f"{url}/health").status_code == 200
+                assert stub.Drain(pb.DrainRequest(), metadata=authorised).num_open_requests == 0
+                assert process.process.wait(60) == 0
+    assert not any("graceful shutdown exceeded" in line for line in process.log)
 
 
 def test_a_prompt_is_embedded(stub: Any) -> None:

@@ -31,9 +31,10 @@ def test_a_file_tells_who_is_who(key_file: Path) -> None:
     alice, bob = ring.find(f"Bearer {ALICE}".encode()), ring.find(f"Bearer {BOB}".encode())
     assert alice == Key("alice", digest_of(ALICE), is_admin=True)
     assert bob == Key("bob", digest_of(BOB), 2, 60)
+    assert ring.find(f"bearer {BOB}".encode()) == bob  # RFC 9110, 11.1
 
 
-@pytest.mark.parametrize("given", ["", "Bearer ", "Bearer mallory's", ALICE, f"bearer {ALICE}"])
+@pytest.mark.parametrize("given", ["", "Bearer ", "Bearer mallory's", ALICE, f"Basic {ALICE}"])
 def test_others_are_nobody(key_file: Path, given: str) -> None:
     ring = Keyring.of(None, str(key_file))
     assert ring is not None
