@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from hasten.kernels.weights import Weight
 
 Producer = ops.RmsNorm | ops.ActMul
-MAX_WIDTH = 32768
-"""The longest row that one program holds."""
+MAX_WIDTH = 16384
+"""The longest row whose numbers and codes one program holds in registers."""
 
 
 def quantizing_pairs(

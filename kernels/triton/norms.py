@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import triton
 from hasten.kernels import ops
 from hasten.kernels.triton.binding import warps_for
-from hasten.kernels.triton.fusion import MAX_WIDTH
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,6 +18,9 @@ if TYPE_CHECKING:
     from hasten.kernels.weights import Weight
 from hasten.kernels.triton.device.norms import norm_kernel
 from hasten.kernels.triton.quantize_rows import codes_for
+
+MAX_WIDTH = 32768
+"""The longest row that one program holds."""
 
 
 def supports(

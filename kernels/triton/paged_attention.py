@@ -136,7 +136,7 @@ def bind(op: ops.PagedAttention, binder: Binder) -> Kernel:
         )
         if binder.variant:
             binder.launch(
-                merge_kernel, (binder.num_programs,), *work.merges, *ends, num_warps=4, **shape
+                merge_kernel, (binder.num_programs,), *work.merges, *ends, num_warps=16, **shape
             )
 
     return paged_attention

@@ -1,17 +1,22 @@
-"""`ops.Sample`: one program per logit row, without sorting.
+"""`ops.Sample`: without sorting.
 
 What filters keep is always a *prefix* of the order (most likely first, lowest id among equals), and
 a prefix is two numbers: a score, and how many of those equal to it are in. Scores are compared as
 ordered 32-bit keys, so a prefix is found digit by digit: in each of eight passes over the row, the
 count (top_k) or the mass (top_p) above each of 15 keys tells the next four bits.
 
-    adjust_kernel   penalties, bias and mask into a copy, where any row of the batch asks for one
-    greedy_kernel   the largest score; NaN and rows without a token are seen here
+A row is cut into blocks of one length. Where each stands for itself there is a program per block;
+what needs sums in their order is one program per row, which passes over blocks whose largest score
+is too small to add anything.
+
+    adjust_kernel   per block: penalties, bias and mask into a copy, where any row asks for one
+    greedy_kernel   per block: the largest score, then of the row; NaN and rows without a token are
+                    seen here
     draw_kernel     for rows with a temperature: min_p is a count, with top_k the smaller count;
                     its prefix; top_p, over the mass of that; argmax of what is kept, plus noise
     report_kernel   log-probabilities of the raw logits, for rows that ask
 
-Every sum runs over blocks of one length in their order. Exercised by `pytest tests/cpu/triton`.
+Exercised by `pytest tests/cpu/triton`.
 """
 
 from __future__ import annotations
@@ -66,6 +71,10 @@ class _Sampler:
         self._ints = binder.staged((capacity, len(INT_FIELDS)))
         self._seeds = binder.staged((capacity, 2))
         self._adjuster = _Adjuster(logits, binder, self._block, self._num_warps)
+        self._num_blocks = -(-self._vocab_size // self._block)
+        self._block_peaks = binder.zeros((num_rows, self._num_blocks), torch.float32)
+        self._block_ids = binder.zeros((num_rows, self._num_blocks), torch.int32)
+        self._arrived = binder.zeros((num_rows,), torch.int32)
         self._chosen = binder.zeros((num_rows,), torch.int32)
         self._peaks = binder.zeros((num_rows,), torch.float32)
         self._logprobs = binder.zeros((num_rows,), torch.float32)
@@ -89,15 +98,34 @@ class _Sampler:
         num_rows, first = self._logits.num_rows, self._binder.logit_slice.start
         adjusted = self._adjuster.adjusted()
         floats, ints, seeds = self._floats.data, self._ints.data, self._seeds.data
-        self._launch(greedy_kernel, adjusted, ints, self._chosen, self._peaks)
+        self._find_peaks(adjusted)
         if self._any_drawn:
-            self._launch(draw_kernel, adjusted, floats, ints, seeds, self._chosen)
+            peaks = self._block_peaks, self._peaks
+            self._launch(draw_kernel, adjusted, floats, ints, seeds, *peaks, self._chosen)
         if self._any_logprobs:
             reported = self._logprobs, self._top_ids, self._top_logprobs
             self._launch(report_kernel, self._logits.data, ints, self._chosen, *reported)
         if self._chosen.device.type != "meta":
             wanted = self._num_logprobs[first : first + num_rows]
             self._binder.results.append(self._result(wanted, first))
+
+    def _find_peaks(self, adjusted: torch.Tensor) -> None:
+        self._binder.launch(
+            greedy_kernel,
+            (self._logits.num_rows, self._num_blocks),
+            adjusted,
+            self._ints.data,
+            self._block_peaks,
+            self._block_ids,
+            self._arrived,
+            self._chosen,
+            self._peaks,
+            self._binder.logit_slice.start,
+            self._vocab_size,
+            num_warps=self._num_warps,
+            BLOCK=self._block,
+            MOST_BLOCKS=triton.next_power_of_2(self._num_blocks),
+        )
 
     def _launch(self, kernel: Any, *operands: torch.Tensor) -> None:
         self._binder.launch(
@@ -169,7 +197,7 @@ class _Adjuster:
         has_counts, has_bias, has_masks = self._asked
         self._binder.launch(
             adjust_kernel,
-            (self._logits.num_rows,),
+            (self._logits.num_rows, -(-self._logits.data.shape[1] // self._block)),
             self._logits.data,
             self._adjusted,
             *self._operands,

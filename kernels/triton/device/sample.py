@@ -66,50 +66,62 @@ def _scores(logits, first, factor, vocab_size, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _find(logits, factor, peak, limit, wanted, vocab_size, BY_MASS: tl.constexpr,
+def _reaches(block_peaks, first, factor, key, BLOCK: tl.constexpr):
+    """Whether a block has a key >= `key`; where not, it adds nothing, and need not be read."""
+    # The largest score is that of the largest logit: a positive factor, rounded, keeps their order.
+    return _key(tl.load(block_peaks + first // BLOCK) * factor) >= key
+
+
+@triton.jit
+def _find(logits, block_peaks, factor, peak, limit, wanted, vocab_size, BY_MASS: tl.constexpr,
           BLOCK: tl.constexpr):  # fmt: skip
     """The key at which the count, or the mass, of keys >= it first reaches `wanted`.
 
     Also how much lies strictly above it. Only keys >= `limit` are counted.
     """
     digit = tl.arange(0, 16).to(tl.uint32)
-    found = tl.full((1,), 0, tl.uint32)
-    shift = tl.full((1,), 28, tl.uint32)
+    found = tl.full((), 0, tl.uint32)
+    step = tl.full((), 1 << 28, tl.uint32)
     for _ in range(8):
-        candidate = found + (digit << shift)
+        candidate = found + digit * step
+        least = tl.maximum(found + step, limit)
         above = tl.zeros((16,), tl.float32)
         for first in range(0, vocab_size, BLOCK):
-            token_id, score = _scores(logits, first, factor, vocab_size, BLOCK)
-            key = _key(score)
-            amount = tl.where((key >= limit) & (token_id < vocab_size), 1.0, 0.0)
-            if BY_MASS:
-                amount = amount * tl.exp(score - peak)
-            counted = tl.where(key[None, :] >= candidate[:, None], amount[None, :], 0.0)
-            above += tl.sum(counted, axis=1)
+            if _reaches(block_peaks, first, factor, least, BLOCK):
+                token_id, score = _scores(logits, first, factor, vocab_size, BLOCK)
+                key = _key(score)
+                amount = tl.where((key >= limit) & (token_id < vocab_size), 1.0, 0.0)
+                if BY_MASS:
+                    amount = amount * tl.exp(score - peak)
+                counted = tl.where(key[None, :] >= candidate[:, None], amount[None, :], 0.0)
+                above += tl.sum(counted, axis=1)
         # Amounts fall from digit to digit: the last that reaches what is wanted is the next digit.
-        reached = tl.sum((above >= wanted).to(tl.int32), axis=0)
-        found += (tl.maximum(reached - 1, 0).to(tl.uint32)) << shift
-        shift -= 4
+        # It is 0 where none does, so what lies above that need not be known.
+        reached = tl.sum(((above >= wanted) & (digit > 0)).to(tl.int32), axis=0)
+        found += reached.to(tl.uint32) * step
+        step = step >> 4
     strictly = 0.0
     for first in range(0, vocab_size, BLOCK):
-        token_id, score = _scores(logits, first, factor, vocab_size, BLOCK)
-        key = _key(score)
-        amount = tl.where((key > found) & (token_id < vocab_size), 1.0, 0.0)
-        if BY_MASS:
-            amount = amount * tl.exp(score - peak)
-        strictly += tl.sum(amount, axis=0)
-    return tl.max(found, axis=0), strictly
+        if _reaches(block_peaks, first, factor, found, BLOCK):
+            token_id, score = _scores(logits, first, factor, vocab_size, BLOCK)
+            key = _key(score)
+            amount = tl.where((key > found) & (token_id < vocab_size), 1.0, 0.0)
+            if BY_MASS:
+                amount = amount * tl.exp(score - peak)
+            strictly += tl.sum(amount, axis=0)
+    return found, strictly
 
 
 @triton.jit
-def _mass(logits, factor, peak, limit, equals, vocab_size, BLOCK: tl.constexpr):
+def _mass(logits, block_peaks, factor, peak, limit, equals, vocab_size, BLOCK: tl.constexpr):
     """The mass of a prefix: keys above `limit`, and the first `equals` of those at it."""
     total = 0.0
     seen = 0
     for first in range(0, vocab_size, BLOCK):
-        token_id, score = _scores(logits, first, factor, vocab_size, BLOCK)
-        kept, seen = _within(_key(score), token_id, limit, equals, seen, vocab_size)
-        total += tl.sum(tl.where(kept, tl.exp(score - peak), 0.0), axis=0)
+        if _reaches(block_peaks, first, factor, limit, BLOCK):
+            token_id, score = _scores(logits, first, factor, vocab_size, BLOCK)
+            kept, seen = _within(_key(score), token_id, limit, equals, seen, vocab_size)
+            total += tl.sum(tl.where(kept, tl.exp(score - peak), 0.0), axis=0)
     return total
 
 
@@ -131,61 +143,75 @@ def _best(score, token_id):
 
 
 @triton.jit
-def _keep_better(best, best_id, other, other_id):
-    """The better of two; of equals the first, whose ids are lower."""
-    return tl.where(other > best, other, best), tl.where(other > best, other_id, best_id)
-
-
-@triton.jit
-def _choose(logits, factor, limit, equals, position, sample_idx, low, high, vocab_size,
-            BLOCK: tl.constexpr):  # fmt: skip
+def _choose(logits, block_peaks, factor, limit, equals, position, sample_idx, low, high,
+            vocab_size, BLOCK: tl.constexpr):  # fmt: skip
     """Argmax over a prefix of score plus noise."""
     best = float("-inf")
     best_id = NOBODY
     seen = 0
     for first in range(0, vocab_size, BLOCK):
-        token_id, score = _scores(logits, first, factor, vocab_size, BLOCK)
-        kept, seen = _within(_key(score), token_id, limit, equals, seen, vocab_size)
-        noise = gumbel_noise(token_id, position, sample_idx, low, high)
-        noisy = tl.where(kept, score + noise, float("-inf"))
-        other, other_id = _best(noisy, token_id)
-        best, best_id = _keep_better(best, best_id, other, other_id)
+        if _reaches(block_peaks, first, factor, limit, BLOCK):
+            token_id, score = _scores(logits, first, factor, vocab_size, BLOCK)
+            kept, seen = _within(_key(score), token_id, limit, equals, seen, vocab_size)
+            noise = gumbel_noise(token_id, position, sample_idx, low, high)
+            noisy = tl.where(kept, score + noise, float("-inf"))
+            other, other_id = _best(noisy, token_id)
+            # Of equals the first stays: its id is lower.
+            best_id = tl.where(other > best, other_id, best_id)
+            best = tl.maximum(best, other)
     return best_id
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_row"])
 def greedy_kernel(
     logits,  # [rows, vocab_size] fp32, adjusted
     ints,  # [rows of the step, 5]: INT_FIELDS
+    block_peaks,  # [rows, blocks] fp32: the largest logit of each block, NaN if one is
+    block_ids,  # [rows, blocks] int32: whose it is
+    arrived,  # [rows] int32, zero between launches
     chosen,  # [rows] int32
     peaks,  # [rows] fp32: the largest logit, NaN if one is
     first_row,
     vocab_size,
     BLOCK: tl.constexpr,
+    MOST_BLOCKS: tl.constexpr,
 ):
-    """The largest logit of each row, or the token to score."""
+    """The largest logit of each block, and by the last of a row's programs, of the row.
+
+    Its token, or the one to score, is what greedy rows choose.
+    """
     row = tl.program_id(0)
-    target = tl.load(ints + (first_row + row) * INT_WIDTH + 4)
-    peak = float("-inf")
-    greedy_id = NOBODY
-    is_nan = 0
-    for first in range(0, vocab_size, BLOCK):
-        token_id, score = _scores(
-            logits + row.to(tl.int64) * vocab_size, first, 1.0, vocab_size, BLOCK
-        )
-        is_nan += tl.sum((score != score).to(tl.int32), axis=0)
-        other, other_id = _best(score, token_id)
-        peak, greedy_id = _keep_better(peak, greedy_id, other, other_id)
-    tl.store(peaks + row, tl.where(is_nan > 0, float("nan"), peak))
-    tl.store(chosen + row, tl.where(target >= 0, target, greedy_id))
+    num_blocks = tl.num_programs(1)
+    own = row * num_blocks + tl.program_id(1)
+    row_logits = logits + row.to(tl.int64) * vocab_size
+    token_id, score = _scores(row_logits, tl.program_id(1) * BLOCK, 1.0, vocab_size, BLOCK)
+    is_nan = tl.sum((score != score).to(tl.int32), axis=0) > 0
+    peak, best_id = _best(score, token_id)
+    tl.store(block_peaks + own, tl.where(is_nan, float("nan"), peak))
+    tl.store(block_ids + own, best_id)
+    tl.debug_barrier()  # the block is written before its arrival is counted
+    if tl.atomic_add(arrived + row, 1) == num_blocks - 1:
+        block = tl.arange(0, MOST_BLOCKS)
+        place = row * num_blocks + block
+        held = block < num_blocks
+        each = tl.load(block_peaks + place, mask=held, other=float("-inf"), cache_modifier=".cg")
+        ids = tl.load(block_ids + place, mask=held, other=NOBODY, cache_modifier=".cg")
+        any_nan = tl.sum((each != each).to(tl.int32), axis=0) > 0
+        row_peak, greedy_id = _best(tl.where(each != each, float("-inf"), each), ids)
+        target = tl.load(ints + (first_row + row) * INT_WIDTH + 4)
+        tl.store(peaks + row, tl.where(any_nan, float("nan"), row_peak))
+        tl.store(chosen + row, tl.where(target >= 0, target, greedy_id))
+        tl.store(arrived + row, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_row"])
 def draw_kernel(
     logits,  # [rows, vocab_size] fp32, adjusted
     floats,  # [rows of the step, 3]: FLOAT_FIELDS
     ints,  # [rows of the step, 5]: INT_FIELDS
     seeds,  # [rows of the step, 2] low and high words
+    block_peaks,  # [rows, num_blocks] fp32, from `greedy_kernel`
+    peaks,  # [rows] fp32, from `greedy_kernel`
     chosen,  # [rows] int32
     first_row,
     vocab_size,
@@ -195,16 +221,14 @@ def draw_kernel(
     row = tl.program_id(0)
     record = first_row + row
     logits += row.to(tl.int64) * vocab_size
+    block_peaks += row * tl.cdiv(vocab_size, BLOCK)
     floats += record * FLOAT_WIDTH
     ints += record * INT_WIDTH
     temperature = tl.load(floats)
     target = tl.load(ints + 4)
     if (target < 0) & (temperature > 0):
         factor = 1.0 / temperature
-        peak = float("-inf")
-        for first in range(0, vocab_size, BLOCK):
-            _, score = _scores(logits, first, factor, vocab_size, BLOCK)
-            peak = tl.maximum(peak, tl.max(score, axis=0))
+        peak = tl.load(peaks + row) * factor
         count = _num_likely(
             logits,
             factor,
@@ -214,9 +238,12 @@ def draw_kernel(
             vocab_size,
             BLOCK,
         )
-        limit, equals = _filter(logits, factor, peak, count, tl.load(floats + 1), vocab_size, BLOCK)
+        limit, equals = _filter(
+            logits, block_peaks, factor, peak, count, tl.load(floats + 1), vocab_size, BLOCK
+        )
         token = _choose(
             logits,
+            block_peaks,
             factor,
             limit,
             equals,
@@ -245,18 +272,21 @@ def _num_likely(logits, factor, peak, top_k, min_p, vocab_size, BLOCK: tl.conste
 
 
 @triton.jit
-def _filter(logits, factor, peak, count, top_p, vocab_size, BLOCK: tl.constexpr):
+def _filter(logits, block_peaks, factor, peak, count, top_p, vocab_size, BLOCK: tl.constexpr):
     """The prefix of `count` tokens, cut where it holds top_p of its mass."""
     limit = tl.full((), 0, tl.uint32)
     equals = vocab_size
     if count < vocab_size:
         limit, above = _find(
-            logits, factor, peak, limit, count.to(tl.float32), vocab_size, False, BLOCK
+            logits, block_peaks, factor, peak, limit, count.to(tl.float32), vocab_size, False, BLOCK
         )
         equals = count - above.to(tl.int32)
     if top_p < 1:
-        wanted = top_p * _mass(logits, factor, peak, limit, equals, vocab_size, BLOCK)
-        nucleus, above = _find(logits, factor, peak, limit, wanted, vocab_size, True, BLOCK)
+        mass = _mass(logits, block_peaks, factor, peak, limit, equals, vocab_size, BLOCK)
+        wanted = top_p * mass
+        nucleus, above = _find(
+            logits, block_peaks, factor, peak, limit, wanted, vocab_size, True, BLOCK
+        )
         bits = tl.where(nucleus >= NEGATIVE, nucleus ^ NEGATIVE, ~nucleus)
         each = tl.exp(bits.to(tl.float32, bitcast=True) - peak)
         most = tl.where(nucleus == limit, equals, vocab_size)
@@ -266,7 +296,7 @@ def _filter(logits, factor, peak, count, top_p, vocab_size, BLOCK: tl.constexpr)
     return limit, equals
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_row"])
 def report_kernel(
     logits,  # [rows, vocab_size] fp32, raw
     ints,  # [rows of the step, 5]: INT_FIELDS
@@ -284,7 +314,7 @@ def report_kernel(
     if num_logprobs >= 0:
         _report(
             logits + row.to(tl.int64) * vocab_size,
-            tl.load(chosen + row),
+            tl.minimum(tl.load(chosen + row), vocab_size - 1),  # nobody, of a row of NaN
             num_logprobs,
             logprobs + row,
             top_ids + row * TOP,
@@ -331,6 +361,13 @@ def _report(logits, token, num_logprobs, logprob, top_ids, top_logprobs, vocab_s
 
 
 @triton.jit
+def _listed(ids, entry, stop, first_id, BLOCK: tl.constexpr):
+    """The tokens of entries of a list, and which of them a block holds."""
+    token_id = tl.load(ids + entry, mask=entry < stop, other=-1)
+    return token_id, (token_id >= first_id) & (token_id < first_id + BLOCK)
+
+
+@triton.jit(do_not_specialize=["first_row", "capacity"])
 def adjust_kernel(
     raw,
     adjusted,
@@ -351,45 +388,42 @@ def adjust_kernel(
     HAS_MASKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A copy of the row's logits after penalties, bias and mask."""
+    """A block's logits after penalties, bias and mask; of the lists, what falls into the block."""
     row = tl.program_id(0).to(tl.int64)
     record = first_row + tl.program_id(0)
-    mask_of = -1
+    first_id = tl.program_id(1) * BLOCK
+    token_id = first_id + tl.arange(0, BLOCK)
+    inside = token_id < vocab_size
+    adjusted += row * vocab_size
+    value = tl.load(raw + row * vocab_size + token_id, mask=inside)
     if HAS_MASKS:
         mask_of = tl.load(mask_idx + record)
-    words = masks + mask_of * ((vocab_size + 31) // 32)
-    for first in range(0, vocab_size, BLOCK):
-        token_id = first + tl.arange(0, BLOCK)
-        inside = token_id < vocab_size
-        value = tl.load(raw + row * vocab_size + token_id, mask=inside)
-        if HAS_MASKS:
-            masked = inside & (tl.zeros_like(token_id) + mask_of >= 0)
-            word = tl.load(words + token_id // 32, mask=masked, other=-1)
-            allowed = (word >> (token_id % 32)) & 1
-            value = tl.where(allowed != 0, value, float("-inf"))
-        tl.store(adjusted + row * vocab_size + token_id, value, mask=inside)
-    tl.debug_barrier()  # the copy is whole before single tokens of it change
+        words = masks + mask_of * ((vocab_size + 31) // 32)
+        masked = inside & (tl.zeros_like(token_id) + mask_of >= 0)
+        word = tl.load(words + token_id // 32, mask=masked, other=-1)
+        allowed = (word >> (token_id % 32)) & 1
+        value = tl.where(allowed != 0, value, float("-inf"))
+    tl.store(adjusted + token_id, value, mask=inside)
     if HAS_COUNTS:
+        tl.debug_barrier()  # the copy is whole before single tokens of it change
         repetition = tl.load(penalties + record)
         frequency = tl.load(penalties + capacity + record)
         presence = tl.load(penalties + 2 * capacity + record)
         stop = tl.load(count_starts + record + 1)
         for first in range(tl.load(count_starts + record), stop, BLOCK):
             entry = first + tl.arange(0, BLOCK)
-            token_id = tl.load(count_ids + entry, mask=entry < stop, other=0)
-            count = tl.load(count_values + entry, mask=entry < stop, other=0.0)
-            pointers = adjusted + row * vocab_size + token_id
-            value = tl.load(pointers, mask=entry < stop, other=0.0)
+            listed, own = _listed(count_ids, entry, stop, first_id, BLOCK)
+            count = tl.load(count_values + entry, mask=own, other=0.0)
+            value = tl.load(adjusted + listed, mask=own, other=0.0)
             value = tl.where(value > 0, value / repetition, value * repetition)
             value = value - frequency * count - presence * (count > 0).to(tl.float32)
-            tl.store(pointers, value, mask=entry < stop)
-        tl.debug_barrier()
+            tl.store(adjusted + listed, value, mask=own)
     if HAS_BIAS:
+        tl.debug_barrier()
         stop = tl.load(bias_starts + record + 1)
         for first in range(tl.load(bias_starts + record), stop, BLOCK):
             entry = first + tl.arange(0, BLOCK)
-            token_id = tl.load(bias_ids + entry, mask=entry < stop, other=0)
-            bias = tl.load(bias_values + entry, mask=entry < stop, other=0.0)
-            pointers = adjusted + row * vocab_size + token_id
-            value = tl.load(pointers, mask=entry < stop, other=0.0)
-            tl.store(pointers, value + bias, mask=entry < stop)
+            listed, own = _listed(bias_ids, entry, stop, first_id, BLOCK)
+            bias = tl.load(bias_values + entry, mask=own, other=0.0)
+            value = tl.load(adjusted + listed, mask=own, other=0.0)
+            tl.store(adjusted + listed, value + bias, mask=own)
