@@ -44,6 +44,29 @@ class BatchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         if self.url not in ENDPOINTS:
             raise ValueError(f"url must be one of {', '.join(ENDPOINTS)}, got {self.url!r}")
+        if _wants_stream(self.body):
+            raise ValueError("body.stream: a batch has whole answers only")
+
+
+class _MayStream(msgspec.Struct, frozen=True):
+    """As much of a body as tells whether its answer is one object."""
+
+    stream: object = None
+
+
+def _wants_stream(body: msgspec.Raw) -> bool:
+    try:
+        return msgspec.json.decode(body, type=_MayStream).stream is True
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False  # the server will say what is wrong with it
+
+
+def _on_one_line(body: bytes) -> msgspec.Raw:
+    """A body as JSON; what is none, such as a gateway's page, as a text."""
+    try:
+        return msgspec.Raw(msgspec.json.format(body.decode(), indent=-1).encode())
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return msgspec.Raw(msgspec.json.encode(body.decode(errors="replace")))
 
 
 class _Answered(msgspec.Struct, frozen=True):
@@ -108,7 +131,7 @@ def keep_answered(output: Path) -> set[str]:
 
     Raises BatchError for a file that is no output of a batch.
     """
-    if not output.exists():
+    if not output.is_file():  # a pipe keeps nothing, and a device may never end
         return set()
     kept: list[bytes] = []
     answered: set[str] = set()
@@ -177,7 +200,7 @@ class BatchRunner:
         status, body = await self._ask(session, request)
         self._summary.statuses[status] += 1
         request_id = uuid.uuid4().hex
-        response = {"status_code": status, "request_id": request_id, "body": msgspec.Raw(body)}
+        response = {"status_code": status, "request_id": request_id, "body": _on_one_line(body)}
         self._write(request.custom_id, response, None)
 
     async def _ask(

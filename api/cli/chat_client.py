@@ -49,9 +49,14 @@ class ChatStatistics:
 
 
 class ChatClient:
-    """One server. `statistics` describes the last answer that ran to its end."""
+    """One server. `statistics` describes the last answer that ran to its end.
+
+    Raises ValueError for a URL that is none of HTTP.
+    """
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"{url!r}: the URL of a server begins with http:// or https://")
         self.url = url.rstrip("/").removesuffix("/v1")
         self.headers = {"Content-Type": "application/json"}
         if api_key is not None:

@@ -52,8 +52,10 @@ def caller() -> Caller:
 @contextmanager
 def calling(who: Caller) -> Iterator[None]:
     """Inside, and in the tasks begun inside, `who` asks."""
-    token = _CALLER.set(who)
+    outside = caller()
+    _CALLER.set(who)
     try:
         yield
     finally:
-        _CALLER.reset(token)
+        # Not by a token: gRPC leaves a cancelled stream to be closed in a context of its own.
+        _CALLER.set(outside)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import httpx
@@ -65,17 +67,19 @@ def test_what_is_no_request_is_told_by_its_number(
         json.dumps(line("one")),
         json.dumps(line("refused", body={"prompt": "x", "temprature": 1})),
         json.dumps(line("odd", metod="POST")),
+        json.dumps(line("streamed", body={"prompt": "x", "stream": True})),
     ]
     source.write_text("\n".join(lines))
     assert run(http, source, target) == 1
     found = [json.loads(entry) for entry in target.read_text().splitlines()]
-    assert len(found) == 6
+    assert len(found) == 7
     messages = [entry["error"]["message"] for entry in found if entry["error"]]
     assert sorted(message.partition(":")[0] for message in messages) == [
         "line 2",
         "line 4",
         "line 5",
         "line 7",
+        "line 8",
     ]
     assert "line 5: custom_id 'one' is that of line 1" in messages
     shown = capsys.readouterr().err
@@ -99,6 +103,55 @@ def test_an_interrupted_run_goes_on(http: httpx.Client, tmp_path: Path) -> None:
     assert run(http, source, target) == 0
     assert target.read_text().startswith("".join(kept))
     assert set(answers(target)) == set(NAMES)
+
+
+def test_an_output_that_keeps_nothing(
+    http: httpx.Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write(tmp_path / "in.jsonl", [line("one")])
+    assert run(http, source, Path("/dev/null")) == 0
+    if Path("/dev/full").exists():
+        assert run(http, source, Path("/dev/full")) == 1
+        assert "No space left" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b'{"a":\n [1]}', {"a": [1]}),
+        (b"<html>\n</html>", "<html>\n</html>"),
+        (b'"\xff"', '"\ufffd"'),
+        (b"[" * 10_000, "[" * 10_000),
+    ],
+)
+def test_any_answer_is_one_line(tmp_path: Path, body: bytes, told: Any) -> None:
+    """What stands between may answer in the server's place."""
+
+    class Elsewhere(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    target = tmp_path / "out.jsonl"
+    with HTTPServer(("127.0.0.1", 0), Elsewhere) as gateway, target.open("wb") as output:
+        Thread(target=gateway.handle_request).start()
+        runner = BatchRunner(f"http://127.0.0.1:{gateway.server_port}", {}, 1, output)
+        asyncio.run(runner.run(read_requests([json.dumps(line("one")).encode()]), set()))
+    (answer,) = answers(target).values()
+    assert answer["response"]["body"] == told
+
+
+def test_a_url_of_no_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write(tmp_path / "in.jsonl", [line("one")])
+    with pytest.raises(SystemExit):
+        main(["run-batch", "-i", str(source), "-o", str(tmp_path / "o"), "--url", "ftp://x"])
+    assert "begins with http://" in capsys.readouterr().err
 
 
 def test_a_file_that_is_no_output_is_left_alone(tmp_path: Path) -> None:

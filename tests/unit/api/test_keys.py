@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextvars
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from hasten.api.cli.main import main
 from hasten.api.security import Key, KeyFileError, Keyring
-from hasten.api.security.keys import digest_of, new_key
+from hasten.api.security.caller import Caller, caller, calling
+from hasten.api.security.keys import ANYBODY, digest_of, new_key
 from hasten.api.security.limits import KeyLimits
 
 ALICE, BOB = "alice's key", "bob's key"
@@ -39,6 +41,17 @@ def test_others_are_nobody(key_file: Path, given: str) -> None:
     ring = Keyring.of(None, str(key_file))
     assert ring is not None
     assert ring.find(given.encode()) is None
+
+
+def test_a_call_may_be_closed_in_another_context() -> None:
+    who = Caller(Key("alice"))
+    call = calling(who)
+    elsewhere = contextvars.copy_context()
+    elsewhere.run(call.__enter__)
+    assert elsewhere.run(caller) is who
+    assert caller().key is ANYBODY
+    call.__exit__(None, None, None)
+    assert caller().key is ANYBODY
 
 
 def test_the_one_key_of_a_flag_may_do_everything(key_file: Path) -> None:
