@@ -63,7 +63,7 @@ MODELS = {
         ModelShape("Qwen3-8B", 4096, 32, 8, 128, 12288, 151936, head_norms=True),
         ModelShape("SmolLM2-135M", 576, 9, 3, 64, 1536, 49152, int4_group=32),
         ModelShape(
-            "experts, window, cap, sinks",
+            "experts, window, cap, sinks, odd vocabulary",
             2048,
             32,
             4,

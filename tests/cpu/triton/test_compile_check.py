@@ -159,7 +159,12 @@ def run_compiled(*arguments: str, **environment: str) -> subprocess.CompletedPro
 
 def test_widths_share_what_is_compiled() -> None:
     done = run_compiled(
-        "-c", RECORD, "Llama-3-8B", "Qwen3-8B", "SmolLM2-135M", "experts, window, cap, sinks"
+        "-c",
+        RECORD,
+        "Llama-3-8B",
+        "Qwen3-8B",
+        "SmolLM2-135M",
+        "experts, window, cap, sinks, odd vocabulary",
     )
     assert done.returncode == 0, done.stderr
     one, other, narrow, odd = json.loads(done.stdout)
