@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING
 import msgspec
 from hasten.api.http.answers import UsageCounter
 from hasten.api.http.anthropic_answer import Ending, MessageWriter, error_event, error_response
-from hasten.api.http.anthropic_request import CountTokensRequest, MessagesRequest, TokenCount
+from hasten.api.http.anthropic_request import (
+    CountTokensRequest,
+    MessagesRequest,
+    TokenCount,
+    param_name,
+)
 from hasten.api.http.body import decode_body, read_body, renaming
 from hasten.api.http.chat_answer import AnswerReader
 from hasten.api.http.errors import naming_parameters, to_api_error
@@ -71,9 +76,8 @@ async def create_message(request: Request) -> Response:
     """Answer a conversation, streamed or whole."""
     model = service_of(request).require_model()
     body = await read_body(request)
-    wanted = decode_body(body, MessagesRequest)
-    chat = wanted.chat()
-    with renaming(wanted.param_name), naming_parameters(wanted.param_name):
+    chat = decode_body(body, MessagesRequest).chat()
+    with renaming(param_name), naming_parameters(param_name):
         work = await while_connected(request.receive, model.prepare(chat, len(body)))
         job = _Job(model, chat, work, MessageWriter(f"msg_{uuid.uuid4().hex}", model.name))
         if chat.stream:
@@ -89,7 +93,8 @@ async def count_tokens(request: Request) -> Response:
     model = service_of(request).require_model()
     body = await read_body(request)
     chat = decode_body(body, CountTokensRequest).chat()
-    work = await while_connected(request.receive, model.prepare(chat, len(body)))
+    with renaming(param_name):
+        work = await while_connected(request.receive, model.prepare(chat, len(body)))
     answer = TokenCount(work.num_prompt_tokens)
     return Response(msgspec.json.encode(answer), media_type="application/json")
 

@@ -9,11 +9,17 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 import msgspec
-from hasten.api.http.body import convert
+from hasten.api.http.body import client_name, convert
 from hasten.api.http.errors import ApiError, unsupported
 from hasten.api.http.messages import ONLY_TEXT, CalledFunction, ChatMessage, ToolCall
 from hasten.api.http.requests import MAX_MESSAGES, ChatRequest, Int32
 from hasten.api.http.tools import ChosenFunction, FunctionDefinition, NamedChoice, Tool, ToolChoice
+
+_CLIENT_NAMES = (
+    ("stop$", "stop_sequences"),
+    (r"(tools\[\d+\])\.function\.parameters", r"\1.input_schema"),
+    (r"(tools\[\d+\]|tool_choice)\.function", r"\1"),
+)
 
 _LEFT_OUT = ("thinking", "redacted_thinking")
 """Blocks of earlier answers that models are not shown again."""
@@ -151,10 +157,6 @@ class MessagesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             **_tools(self.tools, self.tool_choice),
         )
 
-    def param_name(self, field: str) -> str:
-        """What the client calls what the chat finds fault with."""
-        return "stop_sequences" if field == "stop" else field
-
 
 class CountTokensRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of `/v1/messages/count_tokens`."""
@@ -171,6 +173,11 @@ class CountTokensRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
             messages=chat_messages(self.system, self.messages),
             **_tools(self.tools, self.tool_choice),
         )
+
+
+def param_name(field: str) -> str:
+    """What the client calls what the chat finds fault with."""
+    return client_name(field, _CLIENT_NAMES)
 
 
 class TokenCount(msgspec.Struct, frozen=True):

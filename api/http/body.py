@@ -86,15 +86,23 @@ def convert(value: object, kind: type[_Body], where: str) -> _Body:
 
 
 @contextmanager
-def renaming(client_name: Callable[[str], str]) -> Iterator[None]:
+def renaming(name_of: Callable[[str], str]) -> Iterator[None]:
     """Tell what is wrong with a request made from a client's by the client's own names."""
     try:
         yield
     except ApiError as error:
-        if error.param is None or (name := client_name(error.param)) == error.param:
+        if error.param is None or (name := name_of(error.param)) == error.param:
             raise
         message = str(error).replace(error.param, name, 1)
         raise ApiError(error.status, message, param=name, code=error.code) from error
+
+
+def client_name(field: str, names: Iterable[tuple[str, str]]) -> str:
+    """`field` with its beginning replaced, by the first of `names` (pattern, name) that fits."""
+    for pattern, name in names:
+        if found := re.match(pattern, field):
+            return found.expand(name) + field[found.end() :]
+    return field
 
 
 def _invalid(message: str, kind: type[msgspec.Struct], where: str = "") -> ApiError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
-from hasten.api.http.body import convert
+from hasten.api.http.body import client_name, convert
 from hasten.api.http.errors import ApiError, unsupported
 from hasten.api.http.messages import ONLY_TEXT, CalledFunction, ChatMessage, ToolCall
 from hasten.api.http.requests import MAX_MESSAGES, ChatRequest, GenerationFields, Int32
@@ -21,6 +21,14 @@ if TYPE_CHECKING:
 
 LOGPROBS = "message.output_text.logprobs"
 TEXT_PARTS = ("input_text", "output_text", "text")
+_CLIENT_NAMES = (
+    ("max_(completion_)?tokens", "max_output_tokens"),
+    # Messages are counted otherwise than items, which may come after those of a response before.
+    ("messages.*", "input"),
+    (r"(response_format|text\.format)(\.json_schema)?", "text.format"),
+    ("verbosity", "text.verbosity"),
+    (r"(tools\[\d+\]|tool_choice)\.function", r"\1"),
+)
 
 
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,14 +213,7 @@ class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkno
 
     def param_name(self, field: str) -> str:
         """What the client calls what the chat finds fault with."""
-        names = {
-            "max_completion_tokens": "max_output_tokens",
-            "max_tokens": "max_output_tokens",
-            "messages": "input",
-            "response_format": "text.format",
-            "verbosity": "text.verbosity",
-        }
-        return names.get(field, field)
+        return client_name(field, _CLIENT_NAMES)
 
 
 class TextOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

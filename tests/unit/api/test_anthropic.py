@@ -137,6 +137,24 @@ def test_counting_tokens(client: anthropic.Anthropic) -> None:
         ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "thinking is not supported"),
         ({"messages": []}, "messages must not be empty"),
         (
+            {"tools": [{"name": "a b", "input_schema": {}}]},
+            "tools[0].name: 1 to 64 letters, digits, dots, underscores and dashes",
+        ),
+        (
+            {
+                "tools": [{"name": "a", "input_schema": {"not": {}}}],
+                "tool_choice": {"type": "tool", "name": "a"},
+            },
+            "tools[0].input_schema: the keyword 'not' is not supported (at /not)",
+        ),
+        (
+            {
+                "tools": [{"name": "a", "input_schema": {}}],
+                "tool_choice": {"type": "tool", "name": "b"},
+            },
+            "tool_choice: no tool is called 'b'",
+        ),
+        (
             {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
             "messages[0].content[0].type: only text is supported yet",
         ),

@@ -230,6 +230,19 @@ def test_a_call_of_a_function(openai: OpenAI) -> None:
         ({"input": [{"role": "user", "contents": "x"}]}, "input[0].contents"),
         ({"input": []}, "input"),
         ({"input": "x", "text": {"verbosity": "low"}}, "text.verbosity"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"not": {}}}}},
+            "text.format.schema",
+        ),
+        ({"text": {"format": {"type": "json_schema", "name": 3}}}, "text.format.name"),
+        ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
+        (
+            {
+                "tools": [{"type": "function", "name": "a"}],
+                "tool_choice": {"type": "function", "name": "b"},
+            },
+            "tool_choice.name",
+        ),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(
