@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from hasten.core.latency import StepShape
 from hasten.core.loading.eagle import Target, load_eagle
+from hasten.core.loading.locate import shipped_head, user_path
 from hasten.core.loading.model import load_model
 from hasten.core.models.decoder import feature_tap
 from hasten.core.models.eagle import build_eagle_program
@@ -87,9 +88,9 @@ def load_drafters(
         assert speculation.spec_draft_model is not None
         max_len = options.model.max_model_len
         found.append(_load_draft(speculation.spec_draft_model, target, dtype, kv_dtype, max_len))
-    if "eagle" in speculation.methods:
-        assert speculation.spec_eagle_head is not None
-        head = load_eagle(Path(speculation.spec_eagle_head), Target(target.config, target.weights))
+    folder = _head_folder(options)
+    if folder is not None:
+        head = load_eagle(folder, Target(target.config, target.weights))
         found.append(
             DrafterModel(
                 "eagle",
@@ -101,6 +102,22 @@ def load_drafters(
             )
         )
     return tuple(found)
+
+
+def _head_folder(options: EngineOptions) -> Path | None:
+    """Raises ConfigurationError where one is asked for and there is none."""
+    speculation = options.speculation
+    if "eagle" not in speculation.methods:
+        return None
+    if speculation.spec_eagle_head is not None:
+        return user_path(speculation.spec_eagle_head)
+    shipped = shipped_head(options.model.model)
+    if shipped is None and speculation.spec_method == "eagle":
+        raise ConfigurationError(
+            "--spec-method eagle needs an --spec-eagle-head: none is shipped for "
+            f"{options.model.model}"
+        )
+    return shipped
 
 
 def _load_draft(

@@ -175,7 +175,11 @@ class SpeculationOptions:
     spec_draft_model: str | None = option(
         None, "smaller model with the same vocabulary, for draft and auto"
     )
-    spec_eagle_head: str | None = option(None, "directory of an EAGLE head, for eagle and auto")
+    spec_eagle_head: str | None = option(
+        None,
+        "directory of an EAGLE head, for eagle and auto; default: the one that is shipped for "
+        "the embedded model",
+    )
 
     def __post_init__(self) -> None:
         allowed = range(MAX_DEPTH + 1)
@@ -187,10 +191,6 @@ class SpeculationOptions:
         _require(
             self.spec_method != "draft" or self.spec_draft_model is not None,
             "--spec-method draft needs a --spec-draft-model",
-        )
-        _require(
-            self.spec_method != "eagle" or self.spec_eagle_head is not None,
-            "--spec-method eagle needs an --spec-eagle-head",
         )
         for name in ("draft_model", "eagle_head"):
             method = name.partition("_")[0]
@@ -212,10 +212,10 @@ class SpeculationOptions:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The proposers that are to be made."""
+        """The proposers that are to be made; `eagle` where there is a head."""
         if self.spec_method == "auto":
-            needs = {"draft": self.spec_draft_model, "eagle": self.spec_eagle_head}
-            return tuple(name for name in SPEC_METHODS if needs.get(name, "") is not None)
+            has_draft = self.spec_draft_model is not None
+            return tuple(name for name in SPEC_METHODS if has_draft or name != "draft")
         return () if self.spec_method == "off" else (self.spec_method,)
 
 

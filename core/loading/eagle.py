@@ -7,8 +7,9 @@
                         layers.0.* for midlayer.*; for EAGLE-1 fusion_fc.*, transformer.*
 
 d2t[i] is the target's id of draft id i, less i. Weights lie in model.safetensors, or in
-pytorch_model.bin, which needs torch. What a head does not bring (embedding, and EAGLE-1's LM head
-and final norm) is the target's. Exercised by `pytest tests/cpu/spec/test_eagle.py`.
+pytorch_model.bin, which needs torch. What a head does not bring (embedding, LM head, and EAGLE-1's
+final norm) is the target's; of the LM head those rows that d2t names. Exercised by
+`pytest tests/cpu/spec/test_eagle.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from hasten.core.models.eagle import EagleConfig, EagleVersion
 from hasten.core.models.weights import EMBED, FINAL_NORM, LM_HEAD, layer_weight
 from hasten.kernels.program import WeightName
 from hasten.kernels.step import I32
-from hasten.kernels.weights import DenseWeight, Weight
+from hasten.kernels.weights import DenseWeight, StackedWeight, Weight
 from hasten.quant.grouped_int import quantize_int8
 
 TORCH_FILE = "pytorch_model.bin"
@@ -76,8 +77,10 @@ def load_eagle(folder: Path, target: Target) -> EagleHead:
     tensors = _tensors(folder)
     config = _config(read_json_object(folder / "config.json"), str(folder), tensors, target.config)
     reader = _Reader(str(folder), dict(tensors), config)
-    weights = reader.weights(target)
-    return EagleHead(config, weights, reader.draft_ids())
+    draft_ids = reader.draft_ids()
+    weights = reader.weights(target, draft_ids)
+    reader.refuse_rest()
+    return EagleHead(config, weights, draft_ids)
 
 
 def _tensors(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
@@ -175,7 +178,7 @@ class _Reader:
     tensors: dict[str, np.ndarray[Any, Any]]
     config: EagleConfig
 
-    def weights(self, target: Target) -> dict[WeightName, Weight]:
+    def weights(self, target: Target, draft_ids: I32 | None) -> dict[WeightName, Weight]:
         config, hidden = self.config, self.config.layer.hidden_size
         weights: dict[WeightName, Weight] = dict(self._layer())
         weights[EMBED] = self._embedding(target)
@@ -191,13 +194,23 @@ class _Reader:
         else:
             weights[eagle.FC] = _matrix(self._take("fc.weight", (hidden, config.feature_width)))
             weights[FINAL_NORM] = self._vector("norm.weight", hidden)
-            weights[LM_HEAD] = _matrix(
-                self._take("lm_head.weight", (config.draft_vocab_size, hidden))
-            )
+            weights[LM_HEAD] = self._lm_head(target, draft_ids)
         return weights
 
+    def _lm_head(self, target: Target, draft_ids: I32 | None) -> Weight:
+        config, hidden = self.config, self.config.layer.hidden_size
+        key = "lm_head.weight"
+        if key in self.tensors:
+            return _matrix(self._take(key, (config.draft_vocab_size, hidden)))
+        if hidden != config.target_hidden_size:
+            raise LoadError(f"{self.where}: tensor {key!r} is missing")
+        if draft_ids is None:
+            return target.lm_head
+        assert not isinstance(target.lm_head, StackedWeight), "LM heads are one matrix"
+        return target.lm_head.take_rows(draft_ids.astype(np.intp))
+
     def draft_ids(self) -> I32 | None:
-        """Raises LoadError where d2t leads out of the vocabulary or tensors are left over."""
+        """Raises LoadError where d2t is missing or leads out of the vocabulary."""
         config, found = self.config, None
         if "d2t" in self.tensors:
             size = config.draft_vocab_size
@@ -206,9 +219,12 @@ class _Reader:
                 raise LoadError(f"{self.where}: tensor 'd2t' leads out of the vocabulary")
         elif config.draft_vocab_size != config.layer.vocab_size:
             raise LoadError(f"{self.where}: tensor 'd2t' is missing")
+        return None if found is None else found.astype(np.int32)
+
+    def refuse_rest(self) -> None:
+        """Raises LoadError where tensors are left over."""
         if self.tensors:
             raise LoadError(f"{self.where}: tensor {next(iter(self.tensors))!r} is not of a head")
-        return None if found is None else found.astype(np.int32)
 
     def _embedding(self, target: Target) -> Weight:
         layer = self.config.layer

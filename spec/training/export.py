@@ -1,7 +1,7 @@
 """A trained head as a folder that `--spec-eagle-head` reads: weights, config, card, loss plot.
 
-The layout is SpecForge's (`core.loading.eagle`); weights are bf16. Exercised by
-`pytest tests/cpu/spec/test_training.py`.
+The layout is SpecForge's (`core.loading.eagle`), without the LM head, for training leaves the
+target's rows as they are. Weights are bf16. Exercised by `pytest tests/cpu/spec/test_training.py`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _tensors(head: EagleHead, target: DecoderConfig, draft_ids: I32) -> dict[str
         "post_attention_layernorm": state["post_attention_layernorm.weight"],
     }
     tensors = {f"midlayer.{name}.weight": value for name, value in layer.items()}
-    tensors |= {f"{name}.weight": state[f"{name}.weight"] for name in ("fc", "norm", "lm_head")}
+    tensors |= {f"{name}.weight": state[f"{name}.weight"] for name in ("fc", "norm")}
     plain: dict[str, npt.NDArray[Any]] = {
         key: value.astype(bfloat16) for key, value in tensors.items()
     }

@@ -116,7 +116,6 @@ def test_a_draft_model_whose_tokens_mean_something_else_is_refused(
     ("fields", "complaint"),
     [
         ({"spec_method": "draft"}, "needs a --spec-draft-model"),
-        ({"spec_method": "eagle"}, "needs an --spec-eagle-head"),
         ({"spec_method": "ngram", "spec_eagle_head": "x"}, "--spec-eagle-head is of no use"),
     ],
 )

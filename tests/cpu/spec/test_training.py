@@ -12,7 +12,7 @@ import pytest
 import torch
 from hasten.core.loading import load_model
 from hasten.core.loading.eagle import Target, load_eagle
-from hasten.core.models.weights import EMBED
+from hasten.core.models.weights import EMBED, LM_HEAD
 from hasten.core.options import (
     ConfigurationError,
     EngineOptions,
@@ -80,8 +80,11 @@ def test_unrolled_passes_are_what_drafting_computes(model: Path, tmp_path: Path)
     torch.manual_seed(0)
     head = EagleHead(HeadShape(CONFIG, len(LAYERS), 64))
     draft_ids = np.arange(16, 80, dtype=np.int32)
-    export_head(head, CONFIG, LAYERS, draft_ids, tmp_path, {}, [])
     target = load_model(str(model))
+    with torch.no_grad():
+        rows = target.weights[LM_HEAD].dequantize()[draft_ids]
+        head.lm_head.weight.copy_(torch.from_numpy(rows))
+    export_head(head, CONFIG, LAYERS, draft_ids, tmp_path, {}, [])
     loaded = load_eagle(tmp_path, Target(target.config, target.weights))
     dense = DenseEagle(loaded.config, loaded.weights, loaded.draft_ids)
     rng = np.random.default_rng(0)
