@@ -72,7 +72,7 @@ class Hasten:
     def server(self) -> ServerCommand | None:
         limits = ("--max-model-len", str(MAX_LEN), "--max-num-seqs", str(MAX_STREAMS))
         memory = ("--kv-cache-memory-bytes", str((KV_TOKENS + 64) * KV_TOKEN_BYTES))
-        return hasten_command((*limits, *memory))
+        return hasten_command((*limits, *memory, "--spec-method=off"))
 
 
 class LlamaCpp:
