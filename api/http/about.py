@@ -145,10 +145,15 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     """The text of token ids."""
     model = service_of(request).require_model()
-    body = decode_body(await read_body(request), DetokenizeRequest)
+    content = await read_body(request)
+    body = decode_body(content, DetokenizeRequest)
     model.check_name(body.model)
-    model.text.check_token_ids(body.tokens, "tokens")
-    return _json(Detokenized(text_of(model.tokenizer, body.tokens)))
+
+    def decode() -> str:
+        model.text.check_token_ids(body.tokens, "tokens")
+        return text_of(model.tokenizer, body.tokens)
+
+    return _json(Detokenized(await model.in_thread(decode, len(content))))
 
 
 async def tokenizer_info(request: Request) -> Response:

@@ -1,8 +1,13 @@
 """The small end points."""
 
+import threading
+from collections.abc import Iterable
 from importlib.metadata import version
 
 import httpx
+import pytest
+from hasten.api.text import detokenizer
+from hasten.api.text.detokenizer import TokenBytes
 
 from tests.helpers.fake_engine import EOS_ID, MARK_ID, TEMPLATE
 
@@ -36,6 +41,21 @@ def test_tokenize_and_back(http: httpx.Client) -> None:
     assert http.post("/detokenize", json={"tokens": answer["tokens"]}).json() == {"prompt": "aé"}
     assert http.post("/detokenize", json={"tokens": []}).json() == {"prompt": ""}
     assert http.post("/detokenize", json={"tokens": [EOS_ID + 2]}).status_code == 400
+
+
+def test_long_texts_are_not_made_on_the_event_loop(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+
+    def text_of(vocabulary: TokenBytes, token_ids: Iterable[int]) -> str:
+        threads.append(threading.current_thread().name)
+        return detokenizer.text_of(vocabulary, token_ids)
+
+    monkeypatch.setattr("hasten.api.http.about.text_of", text_of)
+    tokens = [97] * 100_000
+    assert http.post("/detokenize", json={"tokens": tokens}).json() == {"prompt": "a" * 100_000}
+    assert [name.rpartition("_")[0] for name in threads] == ["long-text"]
 
 
 def test_tokenizer_info(http: httpx.Client) -> None:
