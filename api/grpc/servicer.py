@@ -38,7 +38,7 @@ class Servicer:
     def __init__(self, service: Service, drain: Callable[[], None]) -> None:
         self._service = service
         self._drain = drain
-        self._open_ids: set[str] = set()
+        self._open_ids: dict[str, str] = {}  # the engine's, by the client's
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """What a gRPC server routes the calls of `SERVICE_NAME` to."""
@@ -70,9 +70,9 @@ class Servicer:
         """
         async with self._work(context) as model:
             wanted = generation_of(message, context.time_remaining())
-            with self._opened(message.request_id) as request_id:
+            with self._opened(message.request_id) as (shown_id, request_id):
                 work = await model.prepare(wanted, message.ByteSize())
-                writer = GenerationWriter(request_id, work)
+                writer = GenerationWriter(shown_id, work)
                 with naming_parameters(wanted.param_name):
                     async with aclosing(model.generate(request_id, work, 0, wanted)) as deltas:
                         async for delta in deltas:
@@ -85,7 +85,7 @@ class Servicer:
     ) -> pb.ScoreResponse:
         async with self._work(context) as model:
             wanted = scoring_of(message)
-            with self._opened("") as request_id:
+            with self._opened("") as (_, request_id):
                 work = await model.prepare(wanted, message.ByteSize())
                 with naming_parameters(wanted.param_name):
                     positions = await _prompt_scores(model, request_id, work, wanted)
@@ -97,7 +97,7 @@ class Servicer:
         async with self._work(context) as model:
             wanted, pooling = embedding_of(message)
             check_embeds(model)
-            with self._opened("") as request_id, naming_parameters(wanted.param_name):
+            with self._opened("") as (_, request_id), naming_parameters(wanted.param_name):
                 work = await model.prepare(wanted, message.ByteSize())
                 values = await model.embed(request_id, work, 0, wanted, pooling)
         vector = np.array(values, np.float32)
@@ -110,8 +110,9 @@ class Servicer:
     ) -> pb.AbortResponse:
         async with self._call(context) as model:
             check_known(message)
-            was_open = message.request_id in self._open_ids and model.client.abort(
-                message.request_id, "the request was aborted by Abort"
+            request_id = self._open_ids.get(message.request_id)
+            was_open = request_id is not None and model.client.abort(
+                request_id, "the request was aborted by Abort"
             )
             return pb.AbortResponse(was_open=was_open)
 
@@ -163,20 +164,25 @@ class Servicer:
         return self._service.check_key(_authorization(context.invocation_metadata()))
 
     @contextmanager
-    def _opened(self, wanted_id: str) -> Iterator[str]:
-        """The id of a request while it is open: the client's, or one of ours."""
-        request_id = wanted_id or f"grpc-{uuid.uuid4().hex}"
-        if len(request_id) > MAX_REQUEST_ID_LEN:
+    def _opened(self, wanted_id: str) -> Iterator[tuple[str, str]]:
+        """The id that the client knows a request by, and the engine's, while it is open.
+
+        The engine's is never used again: a client that cancels and asks anew under its old id
+        gets nothing of what was still on its way.
+        """
+        unique = uuid.uuid4().hex
+        shown_id = wanted_id or f"grpc-{unique}"
+        if len(shown_id) > MAX_REQUEST_ID_LEN:
             reason = f"request_id has more than {MAX_REQUEST_ID_LEN} characters"
             raise ApiError(400, reason, param="request_id")
-        if request_id in self._open_ids:
-            reason = f"request_id {request_id!r} is in use"
+        if shown_id in self._open_ids:
+            reason = f"request_id {shown_id!r} is in use"
             raise ApiError(409, reason, param="request_id")
-        self._open_ids.add(request_id)
+        self._open_ids[shown_id] = f"{wanted_id or 'grpc'}-{unique}"
         try:
-            yield request_id
+            yield shown_id, self._open_ids[shown_id]
         finally:
-            self._open_ids.discard(request_id)
+            del self._open_ids[shown_id]
 
 
 async def _prompt_scores(

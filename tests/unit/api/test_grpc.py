@@ -229,6 +229,27 @@ def test_abort_ends_a_request_by_its_id(stub: Any) -> None:
     wait_idle(stub)
 
 
+def begun(stub: Any, request: pb.GenerateRequest) -> tuple[Any, pb.GenerateResponse]:
+    """A call and its first message, once the server has heard that its id is free."""
+    call = stub.Generate(request)
+    try:
+        return call, next(call)
+    except grpc.RpcError as error:
+        assert error.code() is grpc.StatusCode.ALREADY_EXISTS
+    return begun(stub, request)
+
+
+def test_an_id_used_again_gets_nothing_of_the_request_before(stub: Any) -> None:
+    for letter in "abcdefgh":
+        request = pb.GenerateRequest(
+            request_id="again", prompt=text_prompt(4 * letter), sampling=pb.Sampling(max_tokens=4)
+        )
+        call, first = begun(stub, request)
+        assert first.request_id == "again"
+        assert set(first.text) <= {letter}
+        call.cancel()
+
+
 def test_capacity(stub: Any) -> None:
     wait_idle(stub)
     answer = stub.Capacity(pb.CapacityRequest())
