@@ -235,7 +235,8 @@ def begun(stub: Any, request: pb.GenerateRequest) -> tuple[Any, pb.GenerateRespo
     try:
         return call, next(call)
     except grpc.RpcError as error:
-        assert error.code() is grpc.StatusCode.ALREADY_EXISTS
+        if error.code() is not grpc.StatusCode.ALREADY_EXISTS:
+            raise
     return begun(stub, request)
 
 
