@@ -123,6 +123,8 @@ class GenerationParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         if any(not word for word in self.bad_words):
             raise InvalidParameterError("bad_words", "holds an empty word")
         _check_range("min_tokens", self.min_tokens, 0, self.max_tokens)
+        if self.allowed_token_ids is not None:
+            self._check_some_left(self.allowed_token_ids)
         _check_range("n", self.n, 1, 128)
         for field, count, limit in (
             ("logprobs", self.logprobs, MAX_LOGPROBS),
@@ -135,6 +137,15 @@ class GenerationParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             self._check_grammar_alone()
         if self.beam is not None:
             self._check_beam(self.beam)
+
+    def _check_some_left(self, allowed: tuple[int, ...]) -> None:
+        """Whatever has been written, there must be a token to go on with."""
+        forbidden = {word[-1] for word in self.bad_words}
+        if self.min_tokens:
+            forbidden |= self.terminal_token_ids
+        if forbidden.issuperset(allowed):
+            reason = "bad_words or min_tokens may forbid all of them"
+            raise InvalidParameterError("allowed_token_ids", reason)
 
     def _check_grammar_alone(self) -> None:
         for field in ("ignore_eos", "min_tokens", "bad_words", "allowed_token_ids"):

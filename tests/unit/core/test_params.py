@@ -54,6 +54,20 @@ def test_a_bias_out_of_range_names_its_token() -> None:
         GenerationParams(max_tokens=8, seed=1, logit_bias={7: 101.0})
 
 
+@pytest.mark.parametrize(
+    "forbidding",
+    [
+        {"min_tokens": 1, "eos_token_ids": (2,), "stop_token_ids": (5,)},
+        {"bad_words": ((2,), (7, 5))},
+    ],
+)
+def test_some_allowed_token_is_left_whatever_was_written(forbidding: dict[str, Any]) -> None:
+    fields: dict[str, Any] = {"max_tokens": 8, "seed": 1} | forbidding
+    with pytest.raises(InvalidParameterError, match="allowed_token_ids: bad_words or min_tokens"):
+        GenerationParams(**fields, allowed_token_ids=(2, 5))
+    GenerationParams(**fields, allowed_token_ids=(2, 5, 6))
+
+
 def test_terminal_tokens_are_stop_tokens_and_eos_unless_ignored() -> None:
     params = GenerationParams(max_tokens=8, seed=1, eos_token_ids=(2,), stop_token_ids=(5,))
     assert params.terminal_token_ids == {2, 5}
