@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 from hasten.api.cli.main import main
 from hasten.kernels.triton import has_device
+from hasten.kernels.triton.check.shapes import make_matrix
 from hasten.kernels.triton.launch import (
     ROW_CLASSES,
     TABLE_PATH,
@@ -16,6 +18,7 @@ from hasten.kernels.triton.launch import (
     render_table,
     row_class,
 )
+from hasten.kernels.triton.matrices import to_matrix
 from hasten.kernels.triton.products import segments
 from hasten.kernels.triton.tune import candidates, tune
 
@@ -27,6 +30,15 @@ def test_every_architecture_has_every_entry(arch: str) -> None:
     kinds = ("dense", "packed", *fp8)
     wanted = {f"{kind}/{name}" for kind in kinds for name in ROW_CLASSES}
     assert entries.keys() == wanted | {"attention", "sample"}
+
+
+@pytest.mark.parametrize(
+    ("scheme", "kind"),
+    [("bf16", "dense"), ("int4", "packed"), ("fp8", "fp8"), ("fp8-block", "fp8_group")],
+)
+def test_scales_inside_a_sum_have_tiles_of_their_own(scheme: str, kind: str) -> None:
+    matrix = to_matrix(make_matrix(scheme, 256, 384, 128), torch.device("meta"), has_fp8=True)
+    assert matrix.launch_kind == kind
 
 
 def test_an_unknown_architecture_is_named() -> None:
