@@ -290,10 +290,15 @@ class EngineClient:
             self._inputs.send(self._encoder.encode(message))
 
     async def _receive(self) -> None:
-        while True:
-            frame = await self._outputs.recv()
-            self._last_heard_s = time.monotonic()
-            self._dispatch(self._decoder.decode(frame))
+        try:
+            while True:
+                frame = await self._outputs.recv()
+                self._last_heard_s = time.monotonic()
+                self._dispatch(self._decoder.decode(frame))
+        except Exception as error:
+            # Nothing that it says can be heard any more: whoever waits has to know.
+            self._fail(EngineDeadError(f"the engine is not understood: {error}"))
+            raise
 
     def _dispatch(self, message: EngineOutput) -> None:
         match message:

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
+MAX_SHOWN_LEN = 100
+"""Characters of a name that a client gave wrongly, as it is told."""
 NUM_TEXT_THREADS = 2
 NUM_LONG_TEXT_THREADS = 1
 LONG_TEXT_BYTES = 1 << 16
@@ -110,7 +112,7 @@ class ServedModel:
         if name is not None and name != self.name:
             raise ApiError(
                 404,
-                f"the model {name!r} does not exist; this server has {self.name!r}",
+                f"the model {name[:MAX_SHOWN_LEN]!r} does not exist; this server has {self.name!r}",
                 param="model",
                 code="model_not_found",
             )

@@ -262,11 +262,12 @@ def test_a_large_body_within_the_limit_is_read(http: httpx.Client) -> None:
 
 def test_an_unknown_model(http: httpx.Client) -> None:
     for path, body in ((CHAT, {"messages": [USER]}), (TEXT, {"prompt": "x"})):
-        response = http.post(path, json=body | {"model": "gpt-4"})
+        response = http.post(path, json=body | {"model": "gpt-4" + 10_000 * "x"})
         error = error_of(response)
         assert response.status_code == 404
         assert (error["param"], error["code"]) == ("model", "model_not_found")
         assert "'echo'" in error["message"]
+        assert len(error["message"]) < 300
 
 
 def test_unknown_paths_and_methods_have_the_same_shape(http: httpx.Client) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 from hasten.api.client import (
@@ -250,5 +251,14 @@ def test_the_engine_ends_with_its_parent(tmp_path: Path) -> None:
         client._process.stdin.close()
         await asyncio.to_thread(process.wait, 5)
         assert not names_in(tmp_path)
+
+    play(scenario)
+
+
+def test_an_engine_that_is_not_understood_fails_whoever_waits() -> None:
+    async def scenario(client: EngineClient) -> None:
+        client._decoder = msgspec.msgpack.Decoder(type=int)  # the wrong one
+        with pytest.raises(EngineDeadError, match="is not understood"):
+            await tokens_of(client, request(max_tokens=50))
 
     play(scenario)
