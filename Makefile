@@ -59,8 +59,12 @@ soak: install  ## 200 starts, a burst of 1000 clients, an hour of all sorts of c
 	HASTEN_SOAK_CLIENTS=1000 $(BIN)/pytest tests/server/test_bursts.py
 	HASTEN_SOAK_MINUTES=60 $(BIN)/pytest tests/server/test_soak.py
 
-eagle-head: install  ## train a drafting head for the embedded model in build/eagle-head, resumable
-	nice -n 19 $(BIN)/hasten train-eagle embedded build/eagle-head
+SHIPPED_HEAD := core/loading/heads/smollm2-135m-instruct
+
+eagle-head: install  ## train the drafting head that ships with the embedded model, resumable
+	nice -n 19 $(BIN)/hasten train-eagle embedded build/eagle-head --num-epochs 3
+	mkdir -p $(SHIPPED_HEAD)
+	cp build/eagle-head/head/* $(SHIPPED_HEAD)
 
 SCHEMATHESIS := build/schemathesis/bin/schemathesis
 
