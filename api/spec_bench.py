@@ -8,6 +8,7 @@ between runs of one repeat. Exercised by `pytest tests/cpu/api/test_spec_bench.p
 from __future__ import annotations
 
 import random
+from collections import deque
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from statistics import median
@@ -34,6 +35,7 @@ FULL_LOADS, FULL_DEPTHS = "1,2,4,8,16,32", ("1", "2", "4", "8", "auto")
 CLOCKS: dict[str, Callable[[], float]] = {"wall": perf_counter, "cpu": process_time}
 NAMES = ("Ann", "Bob", "Cid", "Dee", "Eve", "Fay", "Gus", "Hal", "Ida", "Jon", "Kim", "Lea")
 RANDOM_PROMPT_LEN = 64
+PROMPTS_PER_SEAT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ class SpecRow(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class _Run:
-    """What one batch of requests gave, from the step that ended the last prompt on."""
+    """What the requests of one run gave while all seats were taken, from the first tokens on."""
 
     num_tokens: int
     seconds: float
@@ -137,11 +139,12 @@ def _rows(
     runs: dict[str, list[_Run]] = {name: [] for name in names}
     before = {name: engine.stats() for name, engine in engines.items()}
     for repeat in range(options.repeats):
-        batch = list(islice(prompts, load))
+        batch = list(islice(prompts, PROMPTS_PER_SEAT * load))
         shift = repeat % len(names)
         for name in names[shift:] + names[:shift]:
             progress(f"{kind}, {load} at once, {name}, repeat {repeat + 1}")
-            runs[name].append(_decode(engines[name], batch, params, CLOCKS[options.clock]))
+            run = _decode(engines[name], batch, load, params, CLOCKS[options.clock])
+            runs[name].append(run)
     for name in names:
         ratios = sorted(a.rate / b.rate for a, b in zip(runs[name], runs[OFF], strict=True))
         gaps = sorted(gap for run in runs[name] for gap in run.gaps_s)
@@ -214,28 +217,40 @@ def _copy_texts(rng: random.Random) -> Iterator[str]:
 def _decode(
     engine: Engine,
     prompts: Sequence[list[int]],
+    load: int,
     params: GenerationParams,
     clock: Callable[[], float],
 ) -> _Run:
-    for idx, prompt in enumerate(prompts):
-        refused = engine.add_request(
-            AddRequest(request_id=str(idx), prompt_token_ids=prompt, params=params)
-        )
-        if refused is not None:
-            raise ConfigurationError(refused.message)
+    """`load` requests decode together as long as there are prompts; who ends is replaced."""
+    left = deque(enumerate(prompts))
+    for _ in range(load):
+        _add(engine, *left.popleft(), params)
     begun: set[str] = set()
     run = _Run(0, 0.0, [])
-    while engine.has_work:
+    num_ended = 0
+    while num_ended <= len(left):
+        for _ in range(num_ended):
+            _add(engine, *left.popleft(), params)
         begin = clock()
         outputs = engine.step()
         seconds = clock() - begin
+        num_ended = sum(output.finish_reason is not None for output in outputs)
         counts = [len(output.token_ids) for output in outputs if output.token_ids]
-        if len(begun) < len(prompts):
+        if len(begun) < load:
             begun.update(output.request_id for output in outputs if output.token_ids)
             continue
         run.num_tokens += sum(counts)
         run.seconds += seconds
         run.gaps_s += [seconds / count for count in counts for _ in range(count)]
+    engine.abort_all()
     if run.num_tokens == 0:
         raise ConfigurationError("answers ended before all had begun: --max-tokens is too low")
     return run
+
+
+def _add(engine: Engine, idx: int, prompt: list[int], params: GenerationParams) -> None:
+    refused = engine.add_request(
+        AddRequest(request_id=str(idx), prompt_token_ids=prompt, params=params)
+    )
+    if refused is not None:
+        raise ConfigurationError(refused.message)

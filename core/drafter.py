@@ -111,8 +111,10 @@ def _head_folder(options: EngineOptions) -> Path | None:
         return None
     if speculation.spec_eagle_head is not None:
         return user_path(speculation.spec_eagle_head)
+    if speculation.spec_method != "eagle":
+        return None
     shipped = shipped_head(options.model.model)
-    if shipped is None and speculation.spec_method == "eagle":
+    if shipped is None:
         raise ConfigurationError(
             "--spec-method eagle needs an --spec-eagle-head: none is shipped for "
             f"{options.model.model}"

