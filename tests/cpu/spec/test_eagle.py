@@ -184,7 +184,7 @@ def replace_params(params: GenerationParams, max_tokens: int) -> GenerationParam
     [
         ({"vocab_size": 95}, "vocab_size"),
         ({"norm_before_fc": True}, "norm_before_fc"),
-        ({"draft_vocab_size": 47}, "lm_head.weight"),
+        ({"draft_vocab_size": 47}, "d2t"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 9, 1]}}, "5 layers"),
     ],
 )
