@@ -139,7 +139,7 @@ def _scheduler(
         blocks,
         queue_policy(options.scheduling_policy),
         budget=ItlBudget(step_times, options.step_limit_s, block_size),
-        prompt_budget=ItlBudget(step_times, options.max_stall_ms / 1000, block_size),
+        prompt_budget=ItlBudget(step_times, options.prompt_limit_s, block_size),
         first_tokens=FirstTokenBudget(step_times, block_size),
     )
 

@@ -89,6 +89,10 @@ class CacheOptions:
             _require(self.kv_cache_memory_bytes > 0, "--kv-cache-memory-bytes must be positive")
 
 
+AIMED_SHARE = 0.6
+"""Of the longest stall: steps with long prompts take up to 1.6 times what is predicted."""
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerOptions:
     """How steps are filled."""
@@ -107,7 +111,7 @@ class SchedulerOptions:
     )
     max_stall_ms: float = option(
         250.0,
-        "keep predicted steps under this, by cutting prompts smaller",
+        "longest pause of a running stream for the prompts of others, which are cut to fit",
     )
     target_itl_ms: float | None = option(
         None, "a lower --max-stall-ms: the time between two tokens of a stream that is aimed at"
@@ -128,9 +132,16 @@ class SchedulerOptions:
             _require(self.target_itl_ms > 0, "--target-itl-ms must be positive")
 
     @property
+    def prompt_limit_s(self) -> float:
+        """How long a step may take, as predicted: less than the bound, which real steps keep."""
+        return AIMED_SHARE * self.max_stall_ms / 1000
+
+    @property
     def step_limit_s(self) -> float:
-        """How long a step may take while requests decode, as predicted."""
-        return min(self.max_stall_ms, self.target_itl_ms or self.max_stall_ms) / 1000
+        """The same while requests decode."""
+        if self.target_itl_ms is None:
+            return self.prompt_limit_s
+        return min(self.prompt_limit_s, self.target_itl_ms / 1000)
 
 
 @dataclass(frozen=True, slots=True)
