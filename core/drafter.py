@@ -88,9 +88,8 @@ def load_drafters(
         assert speculation.spec_draft_model is not None
         max_len = options.model.max_model_len
         found.append(_load_draft(speculation.spec_draft_model, target, dtype, kv_dtype, max_len))
-    folder = _head_folder(options)
-    if folder is not None:
-        head = load_eagle(folder, Target(target.config, target.weights))
+    if "eagle" in speculation.methods:
+        head = load_eagle(_head_folder(options), Target(target.config, target.weights))
         found.append(
             DrafterModel(
                 "eagle",
@@ -104,15 +103,11 @@ def load_drafters(
     return tuple(found)
 
 
-def _head_folder(options: EngineOptions) -> Path | None:
-    """Raises ConfigurationError where one is asked for and there is none."""
-    speculation = options.speculation
-    if "eagle" not in speculation.methods:
-        return None
-    if speculation.spec_eagle_head is not None:
-        return user_path(speculation.spec_eagle_head)
-    if speculation.spec_method != "eagle":
-        return None
+def _head_folder(options: EngineOptions) -> Path:
+    """The head given, or the one that is shipped. Raises ConfigurationError without either."""
+    given = options.speculation.spec_eagle_head
+    if given is not None:
+        return user_path(given)
     shipped = shipped_head(options.model.model)
     if shipped is None:
         raise ConfigurationError(

@@ -223,10 +223,10 @@ class SpeculationOptions:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The proposers that are to be made; `eagle` where there is a head."""
+        """The proposers that are to be made."""
         if self.spec_method == "auto":
-            has_draft = self.spec_draft_model is not None
-            return tuple(name for name in SPEC_METHODS if has_draft or name != "draft")
+            needs = {"draft": self.spec_draft_model, "eagle": self.spec_eagle_head}
+            return tuple(name for name in SPEC_METHODS if needs.get(name, "") is not None)
         return () if self.spec_method == "off" else (self.spec_method,)
 
 

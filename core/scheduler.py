@@ -278,13 +278,12 @@ class Scheduler:
         It leaves some room to those after it, unless it `is_last`.
         """
         start = request.num_computed_tokens
-        num_tokens = min(request.num_tokens - start, step.num_tokens_left)
-        if is_last:
-            num_tokens = self._max_chunk(step, start, num_tokens)
-        else:
+        num_tokens, share_of_time = request.num_tokens - start, 1.0
+        if not is_last:
             # Of its tokens and of its time: deep in a long prompt, few tokens take all of that.
             num_tokens = min(num_tokens, self._policy.max_chunk(step.num_tokens_left))
-            num_tokens = self._max_chunk(step, start, num_tokens, SHARED)
+            share_of_time = SHARED
+        num_tokens = self._max_chunk(step, start, num_tokens, share_of_time)
         if num_tokens > 0 and self._make_room(step, request, start + num_tokens):
             step.chunks.append((request, num_tokens))
             step.num_tokens_left -= num_tokens

@@ -88,7 +88,8 @@ class RowSampler {
     if (!has_counts && !has_bias && mask < 0) return true;
     auto* adjusted = reinterpret_cast<float*>(memory_);
     memory_ += sizeof(float) * static_cast<size_t>(size_);
-    if (has_counts || has_bias) std::copy_n(raw_, size_, adjusted);
+    const bool is_edited = has_counts || has_bias;
+    if (is_edited) std::copy_n(raw_, size_, adjusted);
     if (has_counts) penalize(adjusted);
     if (has_bias) {
       for (int i = begin(rows_.bias); i < end(rows_.bias); ++i) {
@@ -97,7 +98,7 @@ class RowSampler {
     }
     if (mask >= 0) {
       wait_for_masks();
-      vocab_.copy_allowed(has_counts || has_bias ? adjusted : raw_, size_,
+      vocab_.copy_allowed(is_edited ? adjusted : raw_, size_,
                           rows_.masks + static_cast<size_t>(mask) * rows_.mask_words, adjusted);
     }
     logits_ = adjusted;
