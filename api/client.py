@@ -85,6 +85,10 @@ class DeadlineExceededError(EngineError):
     """The request's deadline has passed, or cannot be met any more."""
 
 
+class WaitedTooLongError(EngineError):
+    """The request was let into the queue, but its turn has not come in time."""
+
+
 class RequestFailedError(EngineError):
     """The engine cannot compute this request, and serves others."""
 

@@ -14,6 +14,7 @@ from hasten.api.client import (
     GrammarTooComplexError,
     RequestAbortedError,
     RequestFailedError,
+    WaitedTooLongError,
 )
 from hasten.api.text.sample_text import SampleDelta, SampleText, StopRules
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 FAILURES: dict[str, tuple[type[EngineError], str]] = {
     "abort": (RequestAbortedError, "the engine aborted the request"),
     "deadline": (DeadlineExceededError, "the deadline has passed, or cannot be met any more"),
+    "overload": (WaitedTooLongError, "its turn did not come in time (--max-queue-wait-ms)"),
     "error": (RequestFailedError, "the model's numbers for this request are broken (NaN)"),
     "grammar": (GrammarTooComplexError, "the grammar of this request is too complex to follow"),
 }

@@ -61,6 +61,7 @@ class Engine:
         self._arrivals = 0
         self._counters = EngineCounters()
         self._deadlines = Deadlines()
+        self._longest_waits = Deadlines()
         self._outcomes = OutcomeReader(
             parts, self._open.samples, self._gate, self._beams, self._counters
         )
@@ -111,7 +112,10 @@ class Engine:
         self._counters.num_prompt_tokens += len(request.prompt_token_ids)
         if request.deadline_s is not None:
             self._deadlines.add(request.request_id, now_s + request.deadline_s)
-        return self._turn_away(samples[0].request, request.deadline_s)
+        if self._parts.overload is not None and self._parts.overload.max_wait_s is not None:
+            latest_s = now_s + self._parts.overload.max_wait_s - request.waited_s
+            self._longest_waits.add(request.request_id, latest_s)
+        return self._turn_away(samples[0].request, request)
 
     def _why_refused(self, request: AddRequest) -> tuple[str, str] | None:
         """The field that cannot be honoured, and why."""
@@ -119,12 +123,12 @@ class Engine:
             return "request_id", f"request id {request.request_id!r} is in use"
         return why_refused(request, self._limits) or self._gate.why_refused(request)
 
-    def _turn_away(self, newcomer: Request, deadline_s: float | None) -> RequestRefused | None:
+    def _turn_away(self, newcomer: Request, added: AddRequest) -> RequestRefused | None:
         """Refuse whom overload demands: the newcomer or, for its sake, another who waits."""
         overload = self._parts.overload
         if overload is None:
             return None
-        turned_away = overload.turned_away(newcomer, deadline_s)
+        turned_away = overload.turned_away(newcomer, added.deadline_s, added.waited_s)
         if turned_away is None:
             return None
         request = turned_away.request
@@ -177,6 +181,10 @@ class Engine:
         for request_id in plan.begun:
             sample = self._open.samples[request_id]
             sample.queue_s = now_s - sample.arrived_s
+            group_id = sample.request.group_id
+            self._longest_waits.forget(group_id)
+            if self._parts.overload is not None:
+                self._parts.overload.note_begun(group_id, sample.queue_s)
 
     def _observe(self, batch: StepBatch, seconds: float, busy_s: float) -> None:
         """Let the step-time model learn, and keep what it had expected."""
@@ -266,11 +274,18 @@ class Engine:
         return [sample.last_output(FinishReason.ERROR)]
 
     def _end_late(self) -> list[TokenOutput]:
-        """End the requests whose deadline has passed, or cannot be met any more."""
+        """End the requests whose time has passed, or cannot be kept any more."""
         outputs: list[TokenOutput] = []
-        for group_id in self._deadlines.late(perf_counter(), self._least_s):
+        now_s = perf_counter()
+        for group_id in self._deadlines.late(now_s, self._least_s):
             outputs += self._end(group_id, FinishReason.DEADLINE)
+        for group_id in self._longest_waits.late(now_s, self._least_s_in_a_crowd):
+            outputs += self._end(group_id, FinishReason.OVERLOAD)
         return outputs
+
+    def _least_s_in_a_crowd(self, group_id: str) -> float:
+        """The same for one of many who wait for their turn, and get it together with others."""
+        return self._least_s(group_id) * min(self._scheduler.num_seats, len(self._scheduler.queue))
 
     def _least_s(self, group_id: str) -> float:
         """The least time until a request can have its first token; 0 once it has begun."""
@@ -316,6 +331,9 @@ class Engine:
         self._open.close(sample)
         if request.group_id not in self._open:
             self._deadlines.forget(request.group_id)
+            self._longest_waits.forget(request.group_id)
+            if self._parts.overload is not None:
+                self._parts.overload.forget(request.group_id)
             self._beams.forget(request.group_id)
         self._gate.forget(request)
         if self._parts.speculator is not None:

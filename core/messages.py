@@ -14,7 +14,7 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
 
     With `pooling` ("mean", "last") the answer is one output with the embedding of the prompt.
     `client` names who asks, for fairness between clients. What is not finished `deadline_s` after
-    its arrival is of no use any more.
+    its arrival is of no use any more. It has been on its way for `waited_s`, in the server's hands.
     """
 
     request_id: str
@@ -24,6 +24,7 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
     cache_salt: str = ""
     client: str = ""
     deadline_s: float | None = None
+    waited_s: float = 0.0
     pooling: str = ""
 
 
@@ -64,12 +65,13 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
     """The tokens one step added to one sample.
 
     `finish_reason` is "stop" (EOS or a stop token; `stop_token_id` says which and it is the last
-    of `token_ids`), "length", "abort", "deadline" (it cannot be met any more), "error" (this
-    request's numbers are broken) or "grammar" (it has become too complex to be followed); None
-    while the sample goes on. `prompt_logprobs` comes with the first output of sample 0: one entry
-    per prompt token, the first None. `queue_s`, with the first output of each, is how long the
-    sample waited until it was let in. Of `num_drafts` that the step verified for the sample,
-    `num_accepted_drafts` were right and are among its tokens.
+    of `token_ids`), "length", "abort", "deadline" (it cannot be met any more), "overload" (it has
+    waited longer than is accepted), "error" (this request's numbers are broken) or "grammar" (it
+    has become too complex to be followed); None while the sample goes on. `prompt_logprobs` comes
+    with the first output of sample 0: one entry per prompt token, the first None. `queue_s`, with
+    the first output of each, is how long the sample waited until it was let in. Of `num_drafts`
+    that the step verified for the sample, `num_accepted_drafts` were right and are among its
+    tokens.
     """
 
     request_id: str

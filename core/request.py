@@ -33,6 +33,7 @@ class FinishReason(enum.StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     DEADLINE = "deadline"
+    OVERLOAD = "overload"
     ERROR = "error"
     GRAMMAR = "grammar"
 

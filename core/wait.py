@@ -2,15 +2,16 @@
 
 Two things are waited for: a seat among the running, which the outputs ahead have to vacate, and
 the prompts ahead, which have to be computed. Outputs are expected to get as long as others got
-(`core.forecast`), steps to take as long as `core.latency` predicts; speculation, the prefix cache
-and clients that leave early make the truth shorter.
+(`core.forecast`), steps to take as long as `core.latency` predicts. Speculation, the prefix cache
+and clients that leave early make the truth shorter; what happens between steps, and prompts that
+come in few at a time, make it longer: by how much is learned from those who have waited.
 
 Pure. Exercised by `pytest tests/unit/core/test_overload.py`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heapify, heappush, heapreplace
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,32 @@ if TYPE_CHECKING:
     from hasten.core.scheduler import Scheduler
 
 
+PRIOR_PACE, PRIOR_WAITS_S = 1.3, 2.0
+"""As if waits of so many seconds had been so many times longer: what a fresh server takes."""
+MEMORY = 127 / 128
+"""A wait counts less by this factor for each that was seen after it."""
+
+
+@dataclass(slots=True)
+class Pace:
+    """How many times longer than the steps that one knows of waits are: all of them together.
+
+    Not their mean ratio: of a short wait most is chance.
+    """
+
+    waited_s: float = PRIOR_PACE * PRIOR_WAITS_S
+    computed_s: float = PRIOR_WAITS_S
+
+    @property
+    def factor(self) -> float:
+        return self.waited_s / self.computed_s
+
+    def learn(self, computed_s: float, waited_s: float) -> None:
+        """Somebody has waited for `waited_s`, of whom `WaitForecast.steps_s` had said less."""
+        self.waited_s = MEMORY * self.waited_s + waited_s
+        self.computed_s = MEMORY * self.computed_s + computed_s
+
+
 @dataclass(slots=True)
 class WaitForecast:
     """The forecast for one scheduler, whose steps take what `step_times` says."""
@@ -32,12 +59,19 @@ class WaitForecast:
     scheduler: Scheduler
     step_times: StepTimeModel
     max_num_batched_tokens: int
+    pace: Pace = field(default_factory=Pace)
 
     def seconds(self, ahead: Sequence[Request], num_prompt_tokens: int) -> float:
         """From now to the first token of a prompt that lines up behind `ahead`."""
-        num_steps = self._steps_to_a_seat(ahead)
+        others_s = self.pace.factor * self.steps_s(ahead, num_prompt_tokens)
+        return others_s + self.prompt_s(num_prompt_tokens)
+
+    def steps_s(self, ahead: Sequence[Request], num_prompt_tokens: int) -> float:
+        """How much of that the steps of others take."""
         num_tokens = _num_uncomputed(self.scheduler.running) + _num_uncomputed(ahead)
-        return num_steps * self._decode_step_s() + self.prompt_s(num_tokens + num_prompt_tokens)
+        steps_s = self._steps_to_a_seat(ahead) * self._decode_step_s(ahead)
+        prompts_s = self.prompt_s(num_tokens + num_prompt_tokens) - self.prompt_s(num_prompt_tokens)
+        return steps_s + prompts_s
 
     def prompt_s(self, num_tokens: int) -> float:
         """The time that so many tokens of prompts take, with the machine to themselves."""
@@ -67,11 +101,12 @@ class WaitForecast:
         more: list[float] = self.scheduler.output_lengths.expected_more(ages, most - ages).tolist()
         return more
 
-    def _decode_step_s(self) -> float:
-        running = self.scheduler.running
-        num_read = sum(request.num_tokens for request in running)
-        shape = StepShape(len(running), len(running), num_read, num_read, len(running))
-        return self.step_times.step_time(shape) if running else 0.0
+    def _decode_step_s(self, ahead: Sequence[Request]) -> float:
+        """Of those who run, and of the next ones where they are fewer than there are seats."""
+        seated = [*self.scheduler.running, *ahead][: self.scheduler.num_seats]
+        num_read = sum(request.num_tokens for request in seated)
+        shape = StepShape(len(seated), len(seated), num_read, num_read, len(seated))
+        return self.step_times.step_time(shape) if seated else 0.0
 
 
 def _num_uncomputed(requests: Iterable[Request]) -> int:

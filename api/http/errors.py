@@ -14,6 +14,7 @@ from hasten.api.client import (
     RequestAbortedError,
     RequestFailedError,
     RequestRefusedError,
+    WaitedTooLongError,
 )
 from hasten.api.text.chat_template import ChatTemplateError
 from hasten.core.params import InvalidParameterError
@@ -91,6 +92,10 @@ def unsupported(param: str, message: str) -> ApiError:
     return ApiError(400, message, param=param, code="unsupported_parameter")
 
 
+RETRY_AFTER_WAIT_S = 1.0
+"""For those who have waited in vain: nobody can say more than that there is a place now."""
+
+
 def overloaded(message: str, retry_after_s: float, code: str = "overloaded") -> ApiError:
     """The refusal of what could be served at another time."""
     return ApiError(429, message, code=code, retry_after_s=retry_after_s)
@@ -100,6 +105,22 @@ def _refused(error: RequestRefusedError, param: str | None) -> ApiError:
     if error.retry_after_s is not None:
         return overloaded(str(error), error.retry_after_s)
     return ApiError(400, str(error), param=param, code="refused")
+
+
+def _not_finished(error: EngineError) -> ApiError:
+    match error:
+        case DeadlineExceededError():
+            told = ApiError(504, str(error), param="deadline_ms", code="deadline_exceeded")
+        case WaitedTooLongError():
+            told = overloaded(str(error), RETRY_AFTER_WAIT_S)
+        case GrammarTooComplexError():
+            told = ApiError(400, str(error), code="grammar_too_complex")
+        case RequestFailedError():
+            told = ApiError(500, str(error), code="request_failed")
+        case _:
+            code = "aborted" if isinstance(error, RequestAbortedError) else "engine_failed"
+            told = ApiError(503, str(error), code=code)
+    return told
 
 
 def to_api_error(error: Exception) -> ApiError:
@@ -113,15 +134,8 @@ def to_api_error(error: Exception) -> ApiError:
             told = _refused(error, error.field)
         case ChatTemplateError():
             told = ApiError(400, str(error), param="messages", code="chat_template")
-        case DeadlineExceededError():
-            told = ApiError(504, str(error), param="deadline_ms", code="deadline_exceeded")
-        case GrammarTooComplexError():
-            told = ApiError(400, str(error), code="grammar_too_complex")
-        case RequestFailedError():
-            told = ApiError(500, str(error), code="request_failed")
         case EngineError():
-            code = "aborted" if isinstance(error, RequestAbortedError) else "engine_failed"
-            told = ApiError(503, str(error), code=code)
+            told = _not_finished(error)
         case HTTPException():
             allow = (error.headers or {}).get("Allow")
             told = ApiError(error.status_code, str(error.detail), allow=allow)

@@ -207,6 +207,7 @@ class ServedModel:
             cache_salt=self._salt(request.cache_salt or "", who.key.name),
             client=who.key.name,
             deadline_s=self._time_left(request, who),
+            waited_s=time.monotonic() - who.begin_s,
             pooling=pooling,
         )
 

@@ -9,7 +9,7 @@ from hasten.core.latency import StepTimeModel
 from hasten.core.messages import AddRequest, RequestRefused
 from hasten.core.overload import Overload, QueueLimits
 from hasten.core.params import GenerationParams
-from hasten.core.wait import WaitForecast
+from hasten.core.wait import Pace, WaitForecast
 
 from tests.helpers.engines import VOCAB_SIZE, EngineSize, finish_all, make_parts
 from tests.helpers.mock_model import MockExecutor
@@ -28,7 +28,9 @@ def step_times() -> StepTimeModel:
 
 def make_engine(limits: QueueLimits, size: EngineSize = SIZE) -> Engine:
     parts = make_parts(size, MockExecutor(size.kv_plan, VOCAB_SIZE))
-    forecast = WaitForecast(parts.scheduler, step_times(), size.max_num_batched_tokens)
+    forecast = WaitForecast(
+        parts.scheduler, step_times(), size.max_num_batched_tokens, Pace(100.0, 100.0)
+    )
     parts.overload = Overload(parts.scheduler, limits, forecast)
     return Engine(parts)
 
@@ -129,6 +131,43 @@ def test_the_queue_is_bounded_by_predicted_wait() -> None:
     assert "--max-queue-wait-ms" in refusal.message
     finish_all(engine, {})
     assert engine.add_request(ask("c")) is None
+
+
+def test_who_waits_longer_than_is_accepted_has_to_go_and_no_other() -> None:
+    engine = make_engine(QueueLimits(max_len=100, max_wait_s=3.0))
+    for name in ("one", "two", "late", "next"):
+        assert engine.add_request(ask(name, max_tokens=50)) is None
+    engine._longest_waits._deadlines["late"] = 0.0  # long ago
+    ended = {output.request_id: output.finish_reason for output in engine.step()}
+    assert ended == {"late": "overload", "one": None, "two": None}
+    finish_all(engine, {})
+    assert engine.stats().num_generated_tokens == 3 * 50
+    assert not engine._longest_waits._deadlines
+
+
+def test_waits_are_expected_to_be_off_as_they_were() -> None:
+    pace = Pace()
+    for _ in range(300):
+        pace.learn(1.0, 1.5)
+    assert pace.factor == pytest.approx(1.5, rel=0.01)
+    pace.learn(0.0, 0.2)  # a step was under way
+    assert pace.factor == pytest.approx(1.5, rel=0.01)
+    for _ in range(300):
+        pace.learn(2.0, 1.0)
+    assert pace.factor == pytest.approx(0.5, rel=0.2)
+
+
+def test_the_forecast_learns_from_whom_the_engine_lets_in() -> None:
+    engine = make_engine(QueueLimits(max_len=100, max_wait_s=1000.0))
+    overload = engine._parts.overload
+    assert overload is not None
+    overload.forecast.pace = Pace(1.0, 1.0)
+    for i in range(12):
+        assert engine.add_request(ask(str(i), max_tokens=20)) is None
+    finish_all(engine, {})
+    # Two at a time, in steps that are expected to take 12 ms and take nothing.
+    assert overload.forecast.pace.factor < 0.8
+    assert not overload._computed_s
 
 
 def test_a_deadline_that_is_not_expected_to_be_met_is_refused_at_once() -> None:
