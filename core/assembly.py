@@ -138,7 +138,7 @@ def _scheduler(
         options,
         blocks,
         queue_policy(options.scheduling_policy),
-        budget=ItlBudget(step_times, options.step_limit_s, block_size),
+        budget=ItlBudget(step_times, options.step_limit_s, block_size, options.max_stall_s),
         prompt_budget=ItlBudget(step_times, options.prompt_limit_s, block_size),
         first_tokens=FirstTokenBudget(step_times, block_size),
     )

@@ -16,7 +16,7 @@ Pure: it reads no clock; measured seconds are arguments. Exercised by
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
 from dataclasses import dataclass
 from statistics import median
@@ -38,11 +38,25 @@ HYSTERESIS = 0.02
 """A refit moves an estimate only when it is off by more than this share."""
 NUM_ERRORS = 2.0
 """And by more than so many standard errors."""
+MAX_ATTENTION_SCALE = 1.2
+"""Attention's cost at most changes by this factor at a time: a machine that becomes faster or
+slower while contexts grow looks like attention, too."""
 SLOPE_SPREAD = 0.05
 """Contexts say something about attention when they change a step by more than this share."""
 EXACT_UP_TO = 64
 """Steps of up to this many tokens are told apart exactly, larger ones to an eighth of an octave."""
 
+
+NUM_OVERRUNS = 16
+"""Steps with prompts whose real times count for the next ones."""
+MIN_PROMPT_TOKENS = 16
+"""A step that computes so many tokens without logits has prompts."""
+STALE_AFTER = 64
+"""Steps without prompts, after which nothing is known of how fast they are now."""
+UNKNOWN_OVERRUN = 2.3
+"""What is feared then: between two prompts a shared machine may become so much slower."""
+OVERRUN_MARGIN = 1.1
+"""How much longer than the worst of them the next one is expected to be at most."""
 
 MAX_ROW_TIMES = 256
 """Shapes whose `row_times` are remembered."""
@@ -96,40 +110,53 @@ class Chunk(NamedTuple):
 
 
 class Curve:
-    """Seconds as a function of a count: known points, joined by lines; 0 at 0."""
+    """Seconds as a function of a count: known points, joined by lines; 0 at 0.
+
+    It never falls: what measures so is noise, and is shared out among the points that disagree.
+    Source: isotonic regression by pooling adjacent violators (Ayer et al. 1955).
+    """
 
     def __init__(self) -> None:
         self._counts = [0]
+        self._measured = [0.0]
         self._seconds = [0.0]
 
     def set(self, count: int, seconds: float) -> None:
         i = bisect_left(self._counts, count)
         if i < len(self._counts) and self._counts[i] == count:
-            self._seconds[i] = seconds
+            self._measured[i] = seconds
         else:
             self._counts.insert(i, count)
-            self._seconds.insert(i, seconds)
+            self._measured.insert(i, seconds)
+        self._seconds = _rising(self._measured)
 
     def __contains__(self, count: int) -> bool:
         """Whether it is a known point."""
         i = bisect_left(self._counts, count)
         return i < len(self._counts) and self._counts[i] == count
 
-    def scale(self, factor: float) -> None:
-        """Multiply every point."""
-        self._seconds = [seconds * factor for seconds in self._seconds]
+    def scale(self, factor: float, above: int = 0, up_to: float = math.inf) -> None:
+        """Multiply the points of these counts."""
+        for i, count in enumerate(self._counts):
+            if above < count <= up_to:
+                self._measured[i] *= factor
+        self._seconds = _rising(self._measured)
 
     def at(self, count: int) -> float:
-        """Interpolated; beyond the last point the last segment is prolonged."""
+        """Interpolated; beyond the last point it goes on as over the upper half of the counts."""
         counts, seconds = self._counts, self._seconds
         i = bisect_left(counts, count)
-        if i < len(counts) and counts[i] == count:
-            return seconds[i]
-        if len(counts) == 1:
+        if i < len(counts):
+            if counts[i] == count:
+                return seconds[i]
+            before = i - 1
+        else:
+            i = len(counts) - 1
+            before = max(bisect_right(counts, counts[i] // 2) - 1, 0)
+        if before == i:
             return 0.0
-        i = min(i, len(counts) - 1)
-        slope = (seconds[i] - seconds[i - 1]) / (counts[i] - counts[i - 1])
-        return seconds[i - 1] + max(slope, 0.0) * (count - counts[i - 1])
+        slope = (seconds[i] - seconds[before]) / (counts[i] - counts[before])
+        return seconds[before] + slope * (count - counts[before])
 
 
 class StepTimeModel:
@@ -150,16 +177,30 @@ class StepTimeModel:
         )
         self._recent: list[tuple[StepShape, float, float]] = []
         self._load = 1.0
+        self._paced: set[bool] = set()
+        self._overruns: deque[float] = deque(maxlen=NUM_OVERRUNS)
+        self._since_prompt = 0
         self._row_times: dict[tuple[int, int], list[float]] = {}
 
     def step_time(self, shape: StepShape) -> float:
         """Predicted seconds."""
         return self.body.at(shape.num_tokens) + self._beside_body(shape)
 
+    @property
+    def longest_overrun(self) -> float:
+        """How many times longer than predicted the latest steps with prompts were, at worst.
+
+        But for one, which may be chance. They are few and of many sizes, so estimates follow them
+        slowly.
+        """
+        if self._since_prompt > STALE_AFTER or len(self._overruns) < 2:
+            return UNKNOWN_OVERRUN
+        return sorted(self._overruns)[-2]
+
     def row_times(self, shape: StepShape, num_more: int) -> Sequence[float]:
         """Seconds of body and head of `shape` with 0, 1, .. `num_more` more rows, logits included.
 
-        They never fall: what measures so is noise. Valid until the next refit; do not modify.
+        Valid until the next refit; do not modify.
         """
         key = shape.num_tokens, shape.num_logit_rows
         times = self._row_times.get(key)
@@ -168,8 +209,7 @@ class StepTimeModel:
                 self._row_times.clear()
             times = self._row_times[key] = []
         for more in range(len(times), num_more + 1):
-            seconds = self.body.at(key[0] + more) + self.head.at(key[1] + more)
-            times.append(max(seconds, times[-1]) if times else seconds)
+            times.append(self.body.at(key[0] + more) + self.head.at(key[1] + more))
         return times
 
     def observe(self, shape: StepShape, seconds: float, busy_s: float | None = None) -> None:
@@ -180,16 +220,27 @@ class StepTimeModel:
         Were the two not told apart, sizes that occur would follow the load and others not, and
         larger steps, which is what drafts make, would seem cheap.
         """
+        self._note_overrun(shape, seconds)
         self._recent.append((shape, seconds, busy_s or seconds))
         if len(self._recent) < REFIT_EVERY:
             return
         self._refit_load()
+        self._refit_pace()
         for known, _, busy in self._recent:
             self._observed[_size_class(known.num_tokens)].append((known, busy * self._load))
         self._recent.clear()
         self._refit_attention()
         self._refit_body()
         self._row_times.clear()
+
+    def _note_overrun(self, shape: StepShape, seconds: float) -> None:
+        self._since_prompt += 1
+        if shape.num_tokens - shape.num_logit_rows < MIN_PROMPT_TOKENS:
+            return
+        if self._since_prompt > STALE_AFTER:
+            self._overruns.clear()
+        self._since_prompt = 0
+        self._overruns.append(seconds / max(self.step_time(shape), 1e-9))
 
     def _beside_body(self, shape: StepShape) -> float:
         return (
@@ -203,32 +254,50 @@ class StepTimeModel:
         return self.kv_s * shape.kv_tokens_read + self.pair_s * shape.query_key_pairs
 
     def _refit_load(self) -> None:
-        """Scale everything by how much more of the machine others take than before, and by how much
-        slower work of known sizes is: caches that others use too, and a profile's warm ones, tell
-        on all sizes alike.
-        """
+        """Scale everything by how much more of the machine others take than before."""
         load = median(seconds / busy_s for _, seconds, busy_s in self._recent)
-        self._scale(load / self._load)
+        for is_large in (False, True):
+            self._scale(load / self._load, is_large)
         self._load = load
-        paces = [
-            busy_s * load / predicted
-            for shape, _, busy_s in self._recent
-            if _size_class(shape.num_tokens) in self.body
-            and (predicted := self.step_time(shape)) > 0
-        ]
-        if len(paces) >= MIN_SAMPLES and abs(median(paces) - 1) > HYSTERESIS:
-            self._scale(median(paces))
 
-    def _scale(self, factor: float) -> None:
-        self.body.scale(factor)
-        self.head.scale(factor)
-        self.request_s *= factor
-        self.kv_s *= factor
-        self.pair_s *= factor
-        for steps in self._observed.values():
-            scaled = [(shape, seconds * factor) for shape, seconds in steps]
-            steps.clear()
-            steps.extend(scaled)
+    def _refit_pace(self) -> None:
+        """Scale small and large steps by how much slower work of known sizes is.
+
+        Caches that others use too, and a profile's warm ones, tell on all sizes that memory bounds
+        alike, and on all that arithmetic bounds, but not equally on both: were there one pace, each
+        burst of prompts would spoil what is known of decoding, and the other way round. Those that
+        were never seen follow the others.
+        """
+        paces: dict[bool, list[float]] = {False: [], True: []}
+        for shape, _, busy_s in self._recent:
+            is_large = shape.num_tokens > EXACT_UP_TO
+            predicted = self.step_time(shape)
+            if predicted > 0 and (is_large or shape.num_tokens in self.body):
+                paces[is_large].append(busy_s * self._load / predicted)
+        for is_large, found in paces.items():
+            if len(found) < MIN_SAMPLES:
+                continue
+            self._paced.add(is_large)
+            pace = median(found)
+            if abs(pace - 1) > HYSTERESIS:
+                self._scale(pace, is_large)
+                if (not is_large) not in self._paced:
+                    self._scale(pace, not is_large)
+
+    def _scale(self, factor: float, is_large: bool) -> None:
+        if is_large:
+            self.body.scale(factor, above=EXACT_UP_TO)
+            self.pair_s *= factor
+        else:
+            self.body.scale(factor, up_to=EXACT_UP_TO)
+            self.head.scale(factor)
+            self.request_s *= factor
+            self.kv_s *= factor
+        for size, steps in self._observed.items():
+            if (size > EXACT_UP_TO) is is_large:
+                scaled = [(shape, seconds * factor) for shape, seconds in steps]
+                steps.clear()
+                steps.extend(scaled)
 
     def _refit_attention(self) -> None:
         """Scale both attention costs by the slope of seconds over predicted seconds.
@@ -247,8 +316,8 @@ class StepTimeModel:
                 if abs(x - middle) > SLOPE_SPREAD * middle_s:
                     slopes.append((seconds - middle_s) / (x - middle))
         if len(slopes) >= MIN_SAMPLES:
-            scale = median(slopes)
-            if scale > 0 and abs(scale - 1) > HYSTERESIS:
+            scale = min(max(median(slopes), 1 / MAX_ATTENTION_SCALE), MAX_ATTENTION_SCALE)
+            if abs(scale - 1) > HYSTERESIS:
                 self.kv_s *= scale
                 self.pair_s *= scale
 
@@ -265,7 +334,7 @@ class StepTimeModel:
 
 @dataclass(slots=True)
 class ItlBudget:
-    """Cuts prompts so that predicted steps stay under a target.
+    """Cuts prompts so that predicted steps stay under a target, and real ones under `longest_s`.
 
     A prompt always gets at least `min_chunk` tokens, so that a target no step can meet slows
     prompts down and starves none.
@@ -274,10 +343,11 @@ class ItlBudget:
     model: StepTimeModel
     target_s: float
     min_chunk: int
+    longest_s: float = math.inf
 
     def max_chunk(self, step: StepShape, start: int, wanted: int, share: float = 1.0) -> int:
         """See `policy.StepBudget`."""
-        limit_s = self.target_s
+        limit_s = self._limit_s
         if share < 1.0:
             begun_s = self.model.step_time(step) if step.num_requests else 0.0
             limit_s = begun_s + share * (limit_s - begun_s)
@@ -294,7 +364,11 @@ class ItlBudget:
 
     def has_room(self, step: StepShape, start: int, wanted: int) -> bool:
         """Whether the least that `max_chunk` gives fits beside `step`."""
-        return self._fits(step, start, min(self.min_chunk, wanted), self.target_s)
+        return self._fits(step, start, min(self.min_chunk, wanted), self._limit_s)
+
+    @property
+    def _limit_s(self) -> float:
+        return min(self.target_s, self.longest_s / (OVERRUN_MARGIN * self.model.longest_overrun))
 
     def _fits(self, step: StepShape, start: int, num_tokens: int, limit_s: float) -> bool:
         return self.model.step_time(step.with_chunk(start, num_tokens, 1)) <= limit_s
@@ -316,6 +390,17 @@ class FirstTokenBudget:
     def beside(self, step: StepShape) -> ItlBudget:
         """The budget for what is added to `step`, which holds only what must be in it."""
         return ItlBudget(self.model, self.share * self.model.step_time(step), self.min_chunk)
+
+
+def _rising(values: Sequence[float]) -> list[float]:
+    """The nearest values, by the sum of squares, of which none is below the one before."""
+    pools: list[tuple[float, int]] = []
+    for value in values:
+        pools.append((value, 1))
+        while len(pools) > 1 and pools[-2][0] >= pools[-1][0]:
+            (mean, num), (last, num_last) = pools[-2:]
+            pools[-2:] = [((mean * num + last * num_last) / (num + num_last), num + num_last)]
+    return [mean for mean, num in pools for _ in range(num)]
 
 
 def _error_of_median(values: Sequence[float], middle: float) -> float:

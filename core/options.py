@@ -90,7 +90,10 @@ class CacheOptions:
 
 
 AIMED_SHARE = 0.6
-"""Of the longest stall: steps with long prompts take up to 1.6 times what is predicted."""
+"""Of the longest stall: steps with long prompts take up to 1.6 times what is predicted.
+
+Where they take longer still, `ItlBudget` learns that.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +135,13 @@ class SchedulerOptions:
             _require(self.target_itl_ms > 0, "--target-itl-ms must be positive")
 
     @property
+    def max_stall_s(self) -> float:
+        return self.max_stall_ms / 1000
+
+    @property
     def prompt_limit_s(self) -> float:
         """How long a step may take, as predicted: less than the bound, which real steps keep."""
-        return AIMED_SHARE * self.max_stall_ms / 1000
+        return AIMED_SHARE * self.max_stall_s
 
     @property
     def step_limit_s(self) -> float:

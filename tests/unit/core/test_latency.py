@@ -9,7 +9,9 @@ from collections.abc import Callable, Sequence
 import pytest
 from hasten.core.latency import (
     EMPTY_STEP,
+    NUM_OVERRUNS,
     REFIT_EVERY,
+    STALE_AFTER,
     Chunk,
     Curve,
     ItlBudget,
@@ -64,6 +66,22 @@ def test_a_curve_passes_through_its_points() -> None:
     assert [curve.at(n) for n in (0, 1, 2, 5, 8, 10)] == [0.0, 0.5, 1.0, 2.5, 4.0, 5.0]
     curve.set(8, 1.0)
     assert curve.at(100) == 1.0
+
+
+def test_a_curve_never_falls() -> None:
+    curve = Curve()
+    for count, seconds in ((1, 1.0), (2, 3.0), (3, 2.0), (4, 1.6), (8, 4.0)):
+        curve.set(count, seconds)
+    assert [curve.at(n) for n in (1, 2, 3, 4, 8)] == pytest.approx([1.0, 2.2, 2.2, 2.2, 4.0])
+    curve.set(2, 1.5)
+    assert [curve.at(n) for n in (1, 2, 3, 4, 8)] == pytest.approx([1.0, 1.5, 1.8, 1.8, 4.0])
+
+
+def test_beyond_the_last_points_of_a_curve_their_noise_does_not_count() -> None:
+    curve = Curve()
+    for count, seconds in ((64, 64.0), (128, 128.0), (240, 250.0), (256, 250.0)):
+        curve.set(count, seconds)
+    assert curve.at(1024) > 900
 
 
 @pytest.mark.parametrize("num_requests", [1, 2, 8, 32, 64])
@@ -218,3 +236,26 @@ def test_a_target_that_no_step_meets_starves_no_prompt() -> None:
 def test_an_easy_target_takes_everything() -> None:
     budget = ItlBudget(profiled(staircase), target_s=10.0, min_chunk=16)
     assert budget.max_chunk(decode(8, 500), 0, 2048) == 2048
+
+
+def test_steps_are_kept_below_the_longest_they_may_take_when_real_ones_take_longer() -> None:
+    model = profiled(staircase)
+    budget = ItlBudget(model, target_s=0.020, min_chunk=16, longest_s=0.030)
+    shape = EMPTY_STEP.with_chunk(0, 100)
+    unknown = budget.max_chunk(EMPTY_STEP, 0, 4000)
+    for factor in (1.2, 1.2, 9.0):  # 20 ms become 24, but for one
+        model.observe(shape, factor * model.step_time(shape))
+    quiet = budget.max_chunk(EMPTY_STEP, 0, 4000)
+    assert quiet > unknown
+    for _ in range(2):
+        model.observe(shape, 2.0 * model.step_time(shape))
+    model.observe(shape, model.step_time(shape))
+    cut = budget.max_chunk(EMPTY_STEP, 0, 4000)
+    assert 2.0 * model.step_time(EMPTY_STEP.with_chunk(0, cut, 1)) <= 0.030
+    assert cut < quiet
+    for _ in range(NUM_OVERRUNS):
+        model.observe(shape, model.step_time(shape))
+    assert budget.max_chunk(EMPTY_STEP, 0, 4000) == quiet
+    for _ in range(STALE_AFTER + 1):
+        model.observe(decode(3, 100), model.step_time(decode(3, 100)))
+    assert budget.max_chunk(EMPTY_STEP, 0, 4000) == unknown
