@@ -47,6 +47,11 @@ EXACT_UP_TO = 64
 """Steps of up to this many tokens are told apart exactly, larger ones to an eighth of an octave."""
 
 
+KNOT_SPAN = 1 / 8
+"""Points of a curve that lie closer than this share may be one knot."""
+STAIR = 0.1
+"""Unless one of them is higher by this share: there a kernel begins another tile."""
+
 NUM_OVERRUNS = 16
 """Steps with prompts whose real times count for the next ones."""
 MIN_PROMPT_TOKENS = 16
@@ -110,53 +115,82 @@ class Chunk(NamedTuple):
 
 
 class Curve:
-    """Seconds as a function of a count: known points, joined by lines; 0 at 0.
+    """Seconds as a function of a count: knots among known points, joined by lines; 0 at 0.
 
-    It never falls: what measures so is noise, and is shared out among the points that disagree.
-    Source: isotonic regression by pooling adjacent violators (Ayer et al. 1955).
+    What one more of many costs is a small difference of large numbers, which noise easily drowns.
+    So points next to each other are one knot where they differ by less than a stair would make, and
+    a curve never falls. Source: isotonic regression by pooling adjacent violators (Ayer et al.
+    1955).
     """
 
     def __init__(self) -> None:
-        self._counts = [0]
-        self._measured = [0.0]
+        self._points: dict[int, float] = {}
+        self._counts = [0.0]
         self._seconds = [0.0]
 
     def set(self, count: int, seconds: float) -> None:
-        i = bisect_left(self._counts, count)
-        if i < len(self._counts) and self._counts[i] == count:
-            self._measured[i] = seconds
-        else:
-            self._counts.insert(i, count)
-            self._measured.insert(i, seconds)
-        self._seconds = _rising(self._measured)
+        self._points[count] = seconds
+        self._join()
 
     def __contains__(self, count: int) -> bool:
         """Whether it is a known point."""
-        i = bisect_left(self._counts, count)
-        return i < len(self._counts) and self._counts[i] == count
+        return count in self._points
 
     def scale(self, factor: float, above: int = 0, up_to: float = math.inf) -> None:
         """Multiply the points of these counts."""
-        for i, count in enumerate(self._counts):
+        for count in self._points:
             if above < count <= up_to:
-                self._measured[i] *= factor
-        self._seconds = _rising(self._measured)
+                self._points[count] *= factor
+        self._join()
 
     def at(self, count: int) -> float:
-        """Interpolated; beyond the last point it goes on as over the upper half of the counts."""
+        """Interpolated; beyond the last knot it goes on as over the upper half of the counts."""
         counts, seconds = self._counts, self._seconds
         i = bisect_left(counts, count)
         if i < len(counts):
-            if counts[i] == count:
-                return seconds[i]
-            before = i - 1
+            before = max(i - 1, 0)
         else:
             i = len(counts) - 1
-            before = max(bisect_right(counts, counts[i] // 2) - 1, 0)
+            before = max(bisect_right(counts, counts[i] / 2) - 1, 0)
         if before == i:
-            return 0.0
+            return seconds[i]
         slope = (seconds[i] - seconds[before]) / (counts[i] - counts[before])
         return seconds[before] + slope * (count - counts[before])
+
+    def _join(self) -> None:
+        """Find the knots."""
+        knots: list[_Knot] = [_Knot()]
+        first_count, first_s = 0, 0.0
+        for count, seconds in sorted(self._points.items()):
+            is_near = count <= (1 + KNOT_SPAN) * first_count
+            if is_near and abs(seconds - first_s) <= STAIR * first_s:
+                knots[-1].add(_Knot(count, seconds, 1))
+            else:
+                knots.append(_Knot(count, seconds, 1))
+                first_count, first_s = count, seconds
+        rising: list[_Knot] = []
+        for knot in knots:
+            rising.append(knot)
+            while len(rising) > 1 and rising[-2].seconds > rising[-1].seconds:
+                rising[-2].add(rising.pop())
+        self._counts = [knot.count for knot in rising]
+        self._seconds = [knot.seconds for knot in rising]
+
+
+@dataclass(slots=True)
+class _Knot:
+    """The mean of `num_points` of a curve."""
+
+    count: float = 0.0
+    seconds: float = 0.0
+    num_points: int = 1
+
+    def add(self, other: _Knot) -> None:
+        total = self.num_points + other.num_points
+        share = other.num_points / total
+        self.count += (other.count - self.count) * share
+        self.seconds += (other.seconds - self.seconds) * share
+        self.num_points = total
 
 
 class StepTimeModel:
@@ -390,17 +424,6 @@ class FirstTokenBudget:
     def beside(self, step: StepShape) -> ItlBudget:
         """The budget for what is added to `step`, which holds only what must be in it."""
         return ItlBudget(self.model, self.share * self.model.step_time(step), self.min_chunk)
-
-
-def _rising(values: Sequence[float]) -> list[float]:
-    """The nearest values, by the sum of squares, of which none is below the one before."""
-    pools: list[tuple[float, int]] = []
-    for value in values:
-        pools.append((value, 1))
-        while len(pools) > 1 and pools[-2][0] >= pools[-1][0]:
-            (mean, num), (last, num_last) = pools[-2:]
-            pools[-2:] = [((mean * num + last * num_last) / (num + num_last), num + num_last)]
-    return [mean for mean, num in pools for _ in range(num)]
 
 
 def _error_of_median(values: Sequence[float], middle: float) -> float:

@@ -72,9 +72,24 @@ def test_a_curve_never_falls() -> None:
     curve = Curve()
     for count, seconds in ((1, 1.0), (2, 3.0), (3, 2.0), (4, 1.6), (8, 4.0)):
         curve.set(count, seconds)
-    assert [curve.at(n) for n in (1, 2, 3, 4, 8)] == pytest.approx([1.0, 2.2, 2.2, 2.2, 4.0])
+    assert [curve.at(n) for n in (1, 2, 3, 4, 8)] == pytest.approx([1.0, 1.6, 2.2, 2.56, 4.0])
     curve.set(2, 1.5)
-    assert [curve.at(n) for n in (1, 2, 3, 4, 8)] == pytest.approx([1.0, 1.5, 1.8, 1.8, 4.0])
+    assert [curve.at(n) for n in (1, 2, 3.5, 8)] == pytest.approx([1.0, 1.5, 1.8, 4.0])
+
+
+def test_what_one_more_of_many_costs_does_not_hang_on_noise() -> None:
+    curve = Curve()
+    for count, seconds in ((24, 24.0), (32, 32.5), (33, 32.4), (34, 34.5), (48, 48.0)):
+        curve.set(count, seconds)
+    for count in range(24, 48):
+        assert 0.8 < curve.at(count + 1) - curve.at(count) < 1.3
+
+
+def test_a_stair_stays_one() -> None:
+    curve = Curve()
+    for count, seconds in ((15, 10.0), (16, 10.1), (17, 14.0), (18, 14.1)):
+        curve.set(count, seconds)
+    assert curve.at(17) - curve.at(16) > 1.9
 
 
 def test_beyond_the_last_points_of_a_curve_their_noise_does_not_count() -> None:
