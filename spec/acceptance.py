@@ -2,15 +2,18 @@
 
 A guess of confidence c at position j of a draft is taken to be right (if those before it are) with
 
-    probability = c * position[j] * request
+    probability = corrected(c * position[j] * request)
 
 where each factor is right guesses / expected ones so far, old evidence fading. That of a position
-is over all requests of a proposer, given their own factors, with a prior below 1: where rows are
-dear only the surest of many guesses are verified, and among those are the too sure ones. That of a
-request is over all its positions, given theirs, with the first guesses of all requests as a prior.
-So without evidence the proposer is nearly believed, a new request is like the others, and what is
+is over all requests of a proposer, given their own factors, with a prior below 1. That of a request
+is over all its positions, given theirs, with the first guesses of all requests as a prior. So
+without evidence the proposer is nearly believed, a new request is like the others, and what is
 learnt of a request's first guesses holds for its deeper ones too, which are seldom seen when those
 fail.
+
+Products that are right on average need not be right where they are high, and where rows are dear
+only the surest of many guesses are verified, among which are the too sure ones. So what came of
+guesses that seemed about as likely, in tenths, corrects the product.
 
 Guesses are compared with the text as it went on, whether they were verified or not, so there is
 evidence on the first position of every draft even at depth 0.
@@ -34,6 +37,8 @@ REQUEST_FADE, REQUEST_PRIOR = 0.97, 2.0
 """What remains of evidence after one more step; how many expected guesses a prior weighs."""
 FIRST_FACTOR = 0.85
 """What a proposer's confidences are taken to be worth before there is evidence."""
+NUM_BELIEFS = 10
+"""Tenths of probability, each with what guesses that seemed so likely have turned out to be."""
 LEAST_EXPECTED = 1e-6
 MOST = 0.99
 """No guess is believed more than this."""
@@ -68,6 +73,7 @@ class AcceptanceHistory:
         self._confidences = [
             _Ratio(PROPOSER_FADE, PROPOSER_PRIOR, USUAL_CONFIDENCE) for _ in range(NUM_POSITIONS)
         ]
+        self._beliefs = [_Ratio(PROPOSER_FADE, PROPOSER_PRIOR) for _ in range(NUM_BELIEFS + 1)]
         self._requests: dict[RequestId, _Ratio] = {}
 
     def expected(self, request_id: RequestId, depth: int) -> list[float]:
@@ -85,8 +91,7 @@ class AcceptanceHistory:
         survivals: list[float] = []
         survival = 1.0
         for i, confidence in enumerate(confidences):
-            probability = confidence * factors[i if i < NUM_POSITIONS else -1]
-            survival *= min(probability, MOST)
+            survival *= self._corrected(confidence * factors[i if i < NUM_POSITIONS else -1])
             if survival < least:
                 break
             survivals.append(survival)
@@ -107,6 +112,7 @@ class AcceptanceHistory:
         for i, (guess, token_id) in enumerate(zip(drafted, came, strict=False)):
             is_right = guess == token_id
             position = self._position(i)
+            self._note_belief(confidences[i] * position.factor * request.factor, is_right)
             num_right += is_right
             num_expected += confidences[i] * position.factor
             position.observe(is_right, min(confidences[i] * request.factor, MOST))
@@ -118,6 +124,14 @@ class AcceptanceHistory:
 
     def forget(self, request_id: RequestId) -> None:
         self._requests.pop(request_id, None)
+
+    def _corrected(self, probability: float) -> float:
+        probability = min(probability, MOST)
+        return min(probability * self._beliefs[int(probability * NUM_BELIEFS)].factor, MOST)
+
+    def _note_belief(self, probability: float, is_right: bool) -> None:
+        probability = min(probability, MOST)
+        self._beliefs[int(probability * NUM_BELIEFS)].observe(is_right, probability)
 
     def _position(self, idx: int) -> _Ratio:
         return self._positions[min(idx, NUM_POSITIONS - 1)]

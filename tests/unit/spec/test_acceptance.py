@@ -69,3 +69,19 @@ def test_a_forgotten_request_is_new() -> None:
     assert history.survivals(A, [0.5])[0] < history.survivals(B, [0.5])[0] / 2
     history.forget(A)
     assert history.survivals(A, [0.5]) == history.survivals(B, [0.5])
+
+
+def test_the_surest_of_many_guesses_are_not_believed_more_than_they_were_worth() -> None:
+    """Confidences that say nothing: right half of the time, whatever they are."""
+    rng, history = random.Random(5), AcceptanceHistory()
+    chosen, believed = [], []
+    for step in range(3000):
+        confidence = rng.choice([0.3, 0.5, 0.7, 0.95])
+        survival = history.survivals(A, [confidence])[0]
+        is_right = rng.random() < 0.5
+        if step > 500 and survival > 0.6:
+            chosen.append(is_right)
+            believed.append(survival)
+        history.observe(A, [0], [confidence], [int(not is_right)])
+    assert sum(believed) < 1.35 * sum(chosen) + 20
+    assert history.survivals(A, [0.95])[0] == pytest.approx(0.5, abs=0.15)

@@ -167,7 +167,7 @@ def test_a_target_latency_is_kept() -> None:
 def test_drafting_passes_count_towards_the_target_too() -> None:
     """Of 0.6 ms to spare, a pass takes 0.2: four drafts of one level, or two over two."""
     survivals = [geometric(0.95, 8)] * 4
-    bounded = controller_of(linear, target_s=0.002)
+    bounded = controller_of(linear, target_s=0.0020001)
     assert bounded.plan(candidates_of(survivals), EMPTY_STEP, 0.0002) == [1] * 4
     assert bounded.plan(candidates_of(survivals), EMPTY_STEP, 0.0007) == [0] * 4
 
