@@ -60,7 +60,7 @@ def test_empty_and_binary_files_are_errors(tmp_path: Path) -> None:
 def test_the_shipped_data_reads_well() -> None:
     data = DataFolder()
     prompts = data.rows("hasten:prompts.jsonl", PromptRow)
-    assert len({row.id for row in prompts}) == len(prompts) == 32
+    assert len({row.id for row in prompts}) == len(prompts) == 48
     texts = data.texts("hasten:text")
     assert len(texts) >= 8
     assert sum(len(text) for _, text in texts) > 20_000

@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hasten.evals.rows import DataFolder, PromptRow
 from hasten.evals.suite import SuiteError, load_suite, shipped_suites
 
 HEAD = 'name = "mine"\ndescription = "d"\n'
@@ -14,6 +15,14 @@ def test_shipped_suites_load(name: str) -> None:
     suite = load_suite(name)
     assert suite.name == name
     assert any(block.limits for block in suite.blocks)
+
+
+@pytest.mark.parametrize("name", shipped_suites())
+def test_shipped_suites_ask_for_no_more_prompts_than_are_shipped(name: str) -> None:
+    num_shipped = len(DataFolder().rows("hasten:prompts.jsonl", PromptRow))
+    for block in load_suite(name).blocks:
+        if getattr(block, "source", "") == "hasten:prompts.jsonl":
+            assert getattr(block, "num_prompts", 0) <= num_shipped
 
 
 def test_quick_needs_no_outside_data() -> None:
