@@ -175,6 +175,10 @@ class Curve:
                 rising[-2].add(rising.pop())
         self._counts = [knot.count for knot in rising]
         self._seconds = [knot.seconds for knot in rising]
+        if len(rising) > 1 and (least := min(self._points)) < rising[1].count:
+            # From the least point that was measured to its knot there is nothing to gain.
+            self._counts.insert(1, least)
+            self._seconds.insert(1, rising[1].seconds)
 
 
 @dataclass(slots=True)

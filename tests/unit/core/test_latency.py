@@ -77,6 +77,15 @@ def test_a_curve_never_falls() -> None:
     assert [curve.at(n) for n in (1, 2, 8)] == pytest.approx([1.0, 1.5, 4.0])
 
 
+def test_a_curve_does_not_fall_below_its_first_points() -> None:
+    curve = Curve()
+    for count, seconds in ((1, 4.0), (2, 1.7), (3, 2.1), (4, 2.1), (8, 3.6)):
+        curve.set(count, seconds)
+    assert curve.at(0) == 0.0
+    assert curve.at(1) == pytest.approx(2.475)
+    assert curve.at(4) == pytest.approx(2.475, rel=0.2)
+
+
 def test_what_one_more_of_many_costs_does_not_hang_on_noise() -> None:
     curve = Curve()
     for count, seconds in ((24, 24.0), (32, 32.5), (33, 32.4), (34, 34.5), (48, 48.0)):
@@ -274,3 +283,18 @@ def test_steps_are_kept_below_the_longest_they_may_take_when_real_ones_take_long
     for _ in range(STALE_AFTER + 1):
         model.observe(decode(3, 100), model.step_time(decode(3, 100)))
     assert budget.max_chunk(EMPTY_STEP, 0, 4000) == unknown
+
+
+def test_a_small_step_that_became_slow_leaves_larger_ones_as_much_above_it() -> None:
+    """Steps of one token take twice as long all at once, and no others are seen."""
+
+    def cost(shape: StepShape) -> float:
+        return 0.002 + 0.00025 * shape.num_tokens
+
+    model = profiled(cost)
+    shape = decode(1, 100)
+    for _ in range(20 * REFIT_EVERY):
+        model.observe(shape, 2 * cost(shape))
+    assert model.step_time(shape) == pytest.approx(2 * cost(shape), rel=0.05)
+    nine = decode(1, 100, depth=8)
+    assert model.step_time(nine) == pytest.approx(2 * cost(nine), rel=0.15)
