@@ -8,7 +8,7 @@ once, where it is defined. Exercised by `pytest tests/unit/api/test_flags.py`.
 from __future__ import annotations
 
 import types
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import click
@@ -52,6 +52,11 @@ REFUSED_FLAGS = {
     "--uvicorn-log-level": "not supported; the web server logs errors only",
 }
 """Flags of vLLM that have no counterpart here, and what to do instead."""
+
+SERVED = {"spec_method": "auto"}
+"""What commands that serve people do where nothing else is asked for: a library, and a benchmark,
+should do no more than they are told.
+"""
 
 ENVIRONMENT = {"--api-key": "HASTEN_API_KEY"}
 """Flags that may come from the environment: any user of a machine can read a command line."""
@@ -140,7 +145,8 @@ def _without_none(hint: Any) -> type:
 class FlagCommand(click.Command):
     """A command whose flags come from option classes, shown in one section for each.
 
-    `without`: fields that the command sets itself.
+    `without`: fields that the command sets itself; `defaults`: those that it has other defaults
+    for than the classes.
     """
 
     def __init__(
@@ -148,11 +154,17 @@ class FlagCommand(click.Command):
         *args: Any,
         option_classes: tuple[type, ...],
         without: frozenset[str] = frozenset(),
+        defaults: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        flags = (flag for options in option_classes for flag in flags_of(options))
-        self._flags = [flag for flag in flags if flag.name not in without]
+        own = defaults or {}
+        self._flags = [
+            replace(flag, default=own.get(flag.name, flag.default))
+            for options in option_classes
+            for flag in flags_of(options)
+            if flag.name not in without
+        ]
         self.params += [flag.to_click() for flag in self._flags]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

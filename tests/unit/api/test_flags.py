@@ -120,3 +120,10 @@ def test_nested_classes_become_sections() -> None:
     assert shown.index("Inner things:") < shown.index("--size") < shown.index("Outer things:")
     assert "--loud / --no-loud" in shown
     assert build_options(Outer, {"size": 3, "loud": True}) == Outer(Inner(3), loud=True)
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "run-batch"])
+def test_commands_that_serve_people_speculate(command: str) -> None:
+    found = main.get_command(click.Context(main), command)
+    assert found is not None
+    assert {each.name: each.default for each in found.params}["spec_method"] == "auto"
