@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hasten.core.binding import ModelBinding
 from hasten.core.build import build_engine
-from hasten.core.options import CacheOptions, EngineOptions, ExecutionOptions, ModelOptions
+from hasten.core.options import (
+    CacheOptions,
+    EngineOptions,
+    ExecutionOptions,
+    ModelOptions,
+    SpeculationOptions,
+)
 from hasten.core.params import GenerationParams
 from hasten.kernels.backend import UnsupportedOpError, available_backends
+from hasten.spec.build import make_speculator
 
 from tests.helpers.engines import ask, run_requests
 from tests.helpers.tiny_models import save_tiny_model
@@ -37,6 +45,18 @@ def test_auto_is_the_reference_where_the_native_kernels_lack_an_op(tmp_path: Pat
     params = GenerationParams(max_tokens=3, seed=1, ignore_eos=True)
     answers = run_requests(engine, [ask("r", [3, 4, 5], params)])
     assert len(answers["r", 0].token_ids) == 3
+
+
+def test_a_model_of_the_transformers_library_is_speculated_for(tmp_path: Path) -> None:
+    save_tiny_model("qwen3", tmp_path)
+    plain = options(tmp_path, "reference", "transformers")
+    speculating = replace(plain, speculation=SpeculationOptions("auto", spec_depth="3"))
+    params = GenerationParams(max_tokens=24, seed=1, temperature=0.0, ignore_eos=True)
+    expected = run_requests(build_engine(plain), [ask("r", [3, 4, 5] * 4, params)])
+    engine = build_engine(speculating, make_speculator=make_speculator)
+    answers = run_requests(engine, [ask("r", [3, 4, 5] * 4, params)])
+    assert answers["r", 0].token_ids == expected["r", 0].token_ids
+    assert engine.stats().num_draft_tokens > 0
 
 
 def test_auto_is_the_fastest_backend_for_what_it_can_run(tmp_path: Path) -> None:
