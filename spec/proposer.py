@@ -32,7 +32,7 @@ class Proposer(Protocol):
     """One way to guess."""
 
     request_s: float
-    """Seconds that drafting for one request takes, learning from it included, about."""
+    """Seconds that asking for one request takes, about: drafting, judging, choosing, learning."""
 
     def propose(self, requests: Sequence[Request], depths: Sequence[int]) -> list[Draft]:
         """At most `depths[i]` guesses for `requests[i]`, fewer where it has none.

@@ -48,24 +48,32 @@ class _Method:
 
     proposer: Proposer
     history: AcceptanceHistory = field(default_factory=AcceptanceHistory)
-    worths: dict[RequestId, float] = field(default_factory=dict)
     usual: float = USUAL_PRIOR
+    worths: dict[RequestId, float] = field(default_factory=dict)
+    next_turns: dict[RequestId, int] = field(default_factory=dict)
 
-    def is_worth(self, request_id: RequestId, least: float) -> bool:
-        """Whether drafts for the request were worth `least` lately; a new one gets a chance."""
-        return self.worths.get(request_id, least) >= least
+    def is_due(self, request_id: RequestId, turn: int) -> bool:
+        """Whether it is to be asked: its drafts were worth that lately, or it is time to try."""
+        return self.next_turns.get(request_id, 0) <= turn
 
-    def note_worth(self, request_id: RequestId, worth: float, least: float) -> None:
+    def note_worth(self, request_id: RequestId, worth: float, least: float, turn: int) -> None:
+        """Take in what a draft was worth; asking was worth `least`, else it rests for a while.
+
+        All requests that rest are tried in the same turn, so that most cost nothing at all.
+        """
         before = self.worths.get(request_id)
         if before is None:
             before = max(self.usual, NEW_MARGIN * least)
-        self.worths[request_id] = before * WORTH_FADE + worth * (1 - WORTH_FADE)
+        worths = self.worths[request_id] = before * WORTH_FADE + worth * (1 - WORTH_FADE)
         self.usual = self.usual * USUAL_FADE + worth * (1 - USUAL_FADE)
+        rest = EXPLORE_EVERY - turn % EXPLORE_EVERY if worths < least else 0
+        self.next_turns[request_id] = turn + rest
 
     def forget(self, request_id: RequestId) -> None:
         self.proposer.forget(request_id)
         self.history.forget(request_id)
         self.worths.pop(request_id, None)
+        self.next_turns.pop(request_id, None)
 
 
 @dataclass(slots=True, eq=False)
@@ -129,10 +137,13 @@ class Speculator:
             return []
         self._num_steps += 1
         self._learn(requests)
-        num_tokens = [len(request.token_ids) for request in requests]
         limits = [
             self._limit(request, depth) for request, depth in zip(requests, max_depths, strict=True)
         ]
+        if not self._drafters and not self._is_anyone_due(requests, limits):
+            self._slowdown = 1.0
+            return [()] * len(requests)
+        num_tokens = [len(request.token_ids) for request in requests]
         turn = Turn(requests, limits, num_tokens, beside)
         price = 0.0 if self._is_fixed else self._controller.price(num_tokens)
         line = self._controller.line(num_tokens, price)
@@ -189,7 +200,7 @@ class Speculator:
         for name, method in self._methods.items():
             least = price * method.proposer.request_s
             depths = [
-                limit if limit > 0 and self._is_worth_asking(name, request, least) else 0
+                limit if limit > 0 and self._is_due(name, method, request) else 0
                 for request, limit in zip(turn.requests, turn.limits, strict=True)
             ]
             if not any(depths):
@@ -197,19 +208,18 @@ class Speculator:
             drafts = method.proposer.propose(turn.requests, depths)
             for idx, guess in self._judge(method, turn, depths, drafts, CONSIDERED * line):
                 worth = worth_of(guess.survivals, line)
-                method.note_worth(turn.requests[idx].request_id, worth, least)
+                method.note_worth(turn.requests[idx].request_id, worth, least, self._num_steps)
                 turn.offer(idx, worth, guess)
 
-    def _is_worth_asking(self, name: str, request: Request, least: float) -> bool:
-        """Whether this method may draft for the request, and lately was worth its own time.
+    def _is_due(self, name: str, method: _Method, request: Request) -> bool:
+        return method.is_due(request.request_id, self._num_steps) and _may_use(name, request)
 
-        Where it was not, it is asked now and then.
-        """
-        if not _may_use(name, request):
-            return False
-        if (self._num_steps + request.arrival) % EXPLORE_EVERY == 0:
-            return True
-        return self._methods[name].is_worth(request.request_id, least)
+    def _is_anyone_due(self, requests: Sequence[Request], limits: Sequence[int]) -> bool:
+        return any(
+            limit > 0 and self._is_due(name, method, request)
+            for name, method in self._methods.items()
+            for request, limit in zip(requests, limits, strict=True)
+        )
 
     def _draft(
         self, name: str, method: _DraftingMethod, turn: Turn, price: float, line: float
