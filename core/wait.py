@@ -30,6 +30,8 @@ PRIOR_PACE, PRIOR_WAITS_S = 1.3, 2.0
 """As if waits of so many seconds had been so many times longer: what a fresh server takes."""
 MEMORY = 127 / 128
 """A wait counts less by this factor for each that was seen after it."""
+LEAST_LEARNED_S = 0.05
+"""Of shorter waits nothing is learned: most of one is the step under way."""
 
 
 @dataclass(slots=True)
@@ -39,17 +41,20 @@ class Pace:
     Not their mean ratio: of a short wait most is chance.
     """
 
-    waited_s: float = PRIOR_PACE * PRIOR_WAITS_S
-    computed_s: float = PRIOR_WAITS_S
+    prior: float = PRIOR_PACE
+    _waited_s: float = 0.0
+    _computed_s: float = 0.0
 
     @property
     def factor(self) -> float:
-        return self.waited_s / self.computed_s
+        waited_s = self._waited_s + self.prior * PRIOR_WAITS_S
+        return waited_s / (self._computed_s + PRIOR_WAITS_S)
 
     def learn(self, computed_s: float, waited_s: float) -> None:
         """Somebody has waited for `waited_s`, of whom `WaitForecast.steps_s` had said less."""
-        self.waited_s = MEMORY * self.waited_s + waited_s
-        self.computed_s = MEMORY * self.computed_s + computed_s
+        if computed_s >= LEAST_LEARNED_S:
+            self._waited_s = MEMORY * self._waited_s + waited_s
+            self._computed_s = MEMORY * self._computed_s + computed_s
 
 
 @dataclass(slots=True)
