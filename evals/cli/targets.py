@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
-from hasten.api.cli.flags import FlagCommand, build_options
+from hasten.api.cli.flags import SERVED, FlagCommand, build_options
 from hasten.core.loading import read_model_info
 from hasten.core.options import ConfigurationError, EngineOptions
 from hasten.evals.memory import RememberingTarget
@@ -92,8 +92,11 @@ def _is_url(named: Named) -> bool:
 
 
 def engine_options(model: str, flags: str) -> EngineOptions:
-    """Engine options from flags as `hasten serve` takes them. Raises ConfigurationError."""
-    command = FlagCommand("engine", option_classes=(EngineOptions,))
+    """Engine options from flags as `hasten serve` takes them, with its defaults.
+
+    Raises ConfigurationError.
+    """
+    command = FlagCommand("engine", option_classes=(EngineOptions,), defaults=SERVED)
     values = _parse(command, flags)
     try:
         return build_options(EngineOptions, {**values, "model": model})

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from hasten.evals.cli.main import cli
 from hasten.evals.distribution import TopDistribution, divergence
 from hasten.evals.engine_target import EngineTarget
-from hasten.evals.target import CannotMeasureError, Drafts, Prompt, Scored, TargetError
+from hasten.evals.target import CannotMeasureError, Prompt, Scored, TargetError
 from hasten.evals.tasks.structured import Kind, fits, parse, structured_rows
 from hasten.evals.url_target import UrlOptions, UrlTarget
 
@@ -87,7 +87,13 @@ def test_schemas_are_followed_alike(served: UrlTarget, embedded: EngineTarget, k
 def test_drafts_are_counted_by_servers_and_engines(
     served: UrlTarget, embedded: EngineTarget
 ) -> None:
-    assert served.drafts() == embedded.drafts() == Drafts(0, 0)
+    text = "one two three four, " * 12
+    for target in (served, embedded):
+        before = target.drafts()
+        target.continue_greedily([Prompt(target.encode(text), 40, ignore_eos=True)])
+        after = target.drafts()
+        assert after.num_drafted - before.num_drafted >= after.num_accepted - before.num_accepted
+        assert after.num_accepted > before.num_accepted
 
 
 def test_loads_are_timed_token_by_token(served: UrlTarget) -> None:
