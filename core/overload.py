@@ -99,7 +99,8 @@ class Overload:
     ) -> TurnedAway | None:
         queue = self._scheduler.queue
         ahead = list(takewhile(lambda request: request is not newcomer, queue))
-        wait_s = self.forecast.seconds(ahead, newcomer.num_tokens)
+        computed_s = self.forecast.steps_s(ahead, newcomer.num_tokens)
+        wait_s = self.forecast.after(computed_s, newcomer.num_tokens)
         limit_s = self.max_wait_s
         told_s = self._limits.max_wait_s
         expected = f"the first token is expected after {wait_s:.1f} s"
@@ -108,7 +109,7 @@ class Overload:
         elif limit_s is not None and wait_s + waited_s > limit_s:
             message = f"{expected}, and at most {told_s:.1f} s are accepted (--max-queue-wait-ms)"
         else:
-            self._computed_s[newcomer.group_id] = self.forecast.steps_s(ahead, newcomer.num_tokens)
+            self._computed_s[newcomer.group_id] = computed_s
             return None
         return TurnedAway(newcomer, message, _retry_after(wait_s - (limit_s or 0.0)))
 

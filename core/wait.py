@@ -68,8 +68,11 @@ class WaitForecast:
 
     def seconds(self, ahead: Sequence[Request], num_prompt_tokens: int) -> float:
         """From now to the first token of a prompt that lines up behind `ahead`."""
-        others_s = self.pace.factor * self.steps_s(ahead, num_prompt_tokens)
-        return others_s + self.prompt_s(num_prompt_tokens)
+        return self.after(self.steps_s(ahead, num_prompt_tokens), num_prompt_tokens)
+
+    def after(self, steps_s: float, num_prompt_tokens: int) -> float:
+        """The same where the steps of others take `steps_s`, as `steps_s` says."""
+        return self.pace.factor * steps_s + self.prompt_s(num_prompt_tokens)
 
     def steps_s(self, ahead: Sequence[Request], num_prompt_tokens: int) -> float:
         """How much of that the steps of others take."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from hasten.api.cli.chat_client import ChatClient, ChatError
-from hasten.api.cli.flags import SERVED, FlagCommand, build_options
+from hasten.api.cli.flags import SERVING, FlagCommand, build_options
 from hasten.core.options import EngineOptions
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ DEFAULT_PARAMETERS = {"temperature": 0.6}
 """Small models lose the thread at 1.0."""
 
 
-@click.command(cls=FlagCommand, option_classes=(EngineOptions,), defaults=SERVED)
+@click.command(cls=FlagCommand, option_classes=(EngineOptions,), defaults=SERVING)
 @click.option("--url", help="Talk to this server instead of starting one.")
 @click.option("--api-key", envvar="HASTEN_API_KEY", show_envvar=True, help="Its bearer token.")
 @click.option("--system", help="What the model is told first.")

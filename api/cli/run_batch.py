@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from hasten.api.cli.flags import SERVED, FlagCommand, build_options
+from hasten.api.cli.flags import SERVING, FlagCommand, build_options
 from hasten.core.options import EngineOptions
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _INPUT = click.Path(exists=True, dir_okay=False, path_type=Path)
 _OUTPUT = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
-@click.command(name="run-batch", cls=FlagCommand, option_classes=(EngineOptions,), defaults=SERVED)
+@click.command(name="run-batch", cls=FlagCommand, option_classes=(EngineOptions,), defaults=SERVING)
 @click.option("-i", "--input-file", type=_INPUT, required=True, help="Requests, one a line.")
 @click.option("-o", "--output-file", type=_OUTPUT, required=True, help="Their answers.")
 @click.option("--url", help="Ask this server instead of starting one.")

@@ -6,12 +6,12 @@ import sys
 from typing import Any
 
 import click
-from hasten.api.cli.flags import SERVED, FlagCommand, build_options
+from hasten.api.cli.flags import SERVING, FlagCommand, build_options
 from hasten.api.observability.log_lines import set_up_logging
 from hasten.core.options import EngineOptions, ServerOptions
 
 
-@click.command(cls=FlagCommand, option_classes=(EngineOptions, ServerOptions), defaults=SERVED)
+@click.command(cls=FlagCommand, option_classes=(EngineOptions, ServerOptions), defaults=SERVING)
 @click.argument("model_argument", metavar="[MODEL]", required=False)
 def serve(model_argument: str | None, **values: Any) -> None:
     """Serve MODEL over HTTP, with OpenAI's API.

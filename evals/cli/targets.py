@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
-from hasten.api.cli.flags import SERVED, FlagCommand, build_options
+from hasten.api.cli.flags import SERVING, FlagCommand, build_options
 from hasten.core.loading import read_model_info
 from hasten.core.options import ConfigurationError, EngineOptions
 from hasten.evals.memory import RememberingTarget
@@ -96,7 +96,7 @@ def engine_options(model: str, flags: str) -> EngineOptions:
 
     Raises ConfigurationError.
     """
-    command = FlagCommand("engine", option_classes=(EngineOptions,), defaults=SERVED)
+    command = FlagCommand("engine", option_classes=(EngineOptions,), defaults=SERVING)
     values = _parse(command, flags)
     try:
         return build_options(EngineOptions, {**values, "model": model})
