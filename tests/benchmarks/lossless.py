@@ -83,17 +83,19 @@ def main() -> None:
     given = parser.parse_args()
     requests = requests_of(given.prompts, given.max_tokens)
     expected, _ = answers(PLAIN, requests)
-    cases = [(PLAIN, method, depth) for method in METHODS for depth in DEPTHS]
-    cases += [(IN_CHUNKS, "auto", "3"), (IN_LITTLE_MEMORY, "auto", "3")]
+    cases = [("", PLAIN, method, depth) for method in METHODS for depth in DEPTHS]
+    cases += [
+        (", in chunks", IN_CHUNKS, "auto", "3"),
+        (", in little memory", IN_LITTLE_MEMORY, "auto", "3"),
+    ]
     num_different = 0
-    for options, method, depth in cases:
+    for how, options, method, depth in cases:
         speculation = SpeculationOptions(method, depth)
         found, told = answers(replace(options, speculation=speculation), requests)
         different = [key for key, answer in expected.items() if found[key].text != answer.text]
         num_different += len(different)
-        how = {id(IN_CHUNKS): ", in chunks", id(IN_LITTLE_MEMORY): ", in little memory"}
-        line = f"{method} {depth}{how.get(id(options), '')}: {len(different)} of {len(expected)}"
-        sys.stdout.write(f"{line} answers differ; {told}\n")
+        line = f"{method} {depth}{how}: {len(different)} of {len(expected)} answers differ"
+        sys.stdout.write(f"{line}; {told}\n")
         sys.stdout.flush()
     sys.exit(num_different > 0)
 
