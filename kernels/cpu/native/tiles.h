@@ -49,9 +49,13 @@ struct IntegerGroup {
   }
 };
 
+// A group is computed word by word, a word being four inputs, in the order in which weights lie in
+// memory: out of order, memory gives a third less than it could.
+
 // Four-bit weights: byte j of lane o holds inputs 4 step + j (low half) and 16 more (high half).
 template <bool kScalesF16>
 struct Int4 : IntegerGroup<kTileCols * kGroup / 2, kScalesF16, true> {
+  static constexpr int word(int i) { return i / 2 + (i % 2) * 4; }
   static HASTEN_INLINE I16x low(const uint8_t* w, int step, int half) {
     return iload(w + 64 * (2 * step + half)) & isplat(0x0F0F0F0F);
   }
@@ -64,6 +68,7 @@ struct Int4 : IntegerGroup<kTileCols * kGroup / 2, kScalesF16, true> {
 
 template <bool kScalesF16, bool kOffset>
 struct Bytes : IntegerGroup<kTileCols * kGroup, kScalesF16, kOffset> {
+  static constexpr int word(int i) { return i; }
   static HASTEN_INLINE I16x low(const uint8_t* w, int step, int half) {
     return iload(w + 64 * (2 * step + half));
   }
@@ -115,21 +120,16 @@ HASTEN_INLINE void integer_tile(const TileInput& x, const uint8_t* w, int groups
     I16x acc[R][2];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = W::start(x.isums[g * R + r]);
-#pragma GCC unroll 4
-    for (int step = 0; step < 4; ++step) {
-      const I16x low0 = W::low(w, step, 0), low1 = W::low(w, step, 1);
-      const I16x high0 = W::high(w, step, 0), high1 = W::high(w, step, 1);
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+      const int word = W::word(i), step = word % 4;
+      const I16x w0 = word < 4 ? W::low(w, step, 0) : W::high(w, step, 0);
+      const I16x w1 = word < 4 ? W::low(w, step, 1) : W::high(w, step, 1);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        const I16x a = isplat(static_cast<int32_t>(words[step * R + r]));
-        acc[r][0] = W::dot(acc[r][0], low0, a);
-        acc[r][1] = W::dot(acc[r][1], low1, a);
-      }
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-        const I16x a = isplat(static_cast<int32_t>(words[(step + 4) * R + r]));
-        acc[r][0] = W::dot(acc[r][0], high0, a);
-        acc[r][1] = W::dot(acc[r][1], high1, a);
+        const I16x a = isplat(static_cast<int32_t>(words[word * R + r]));
+        acc[r][0] = W::dot(acc[r][0], w0, a);
+        acc[r][1] = W::dot(acc[r][1], w1, a);
       }
     }
     add_group<W, R>(x, w, g, acc, sum);
