@@ -16,11 +16,14 @@ class Arena:
     def __init__(self) -> None: ...
     def take(self, num_bytes: int) -> _U8: ...
 
+class Team:
+    def __init__(self, num_threads: int) -> None: ...
+
 class Program:
     def __init__(
         self,
         isa: str,
-        num_threads: int,
+        team: Team,
         max_tokens: int,
         max_requests: int,
         max_logit_rows: int,

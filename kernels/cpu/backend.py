@@ -16,6 +16,7 @@ from __future__ import annotations
 import enum
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -86,6 +87,11 @@ class CpuBackend:
         self.num_threads = num_threads or len(os.sched_getaffinity(0))
         self.linear_inputs = linear_inputs
         self.isa = _native.best_isa(os.environ.get(ISA_VARIABLE, "") if isa is None else isa)
+
+    @cached_property
+    def _team(self) -> _native.Team:
+        """The threads that run all programs of this backend."""
+        return self._native.Team(self.num_threads)
 
     @property
     def num_busy_processors(self) -> int:
@@ -166,7 +172,7 @@ class CpuBackend:
             raise UnsupportedOpError(f"the cpu backend cannot run {refused}")
         target = self._native.Program(
             self.isa,
-            self.num_threads,
+            self._team,
             capacity.max_tokens,
             capacity.max_requests,
             capacity.max_logit_rows,

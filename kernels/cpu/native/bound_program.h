@@ -21,11 +21,11 @@ namespace hasten {
 // A program, and the Python arrays that its ops point into.
 class BoundProgram {
  public:
-  BoundProgram(const std::string& isa, int num_threads, int max_tokens, int max_requests,
-               int max_logit_rows, int max_model_len, int vocab_size,
+  BoundProgram(const std::string& isa, std::shared_ptr<Team> team, int max_tokens,
+               int max_requests, int max_logit_rows, int max_model_len, int vocab_size,
                const std::vector<MutableVector<uint8_t>>& kv_data,
                const std::vector<std::vector<int>>& kv_shapes)
-      : program_(isa, num_threads, {max_tokens, max_requests, max_logit_rows, max_model_len},
+      : program_(isa, std::move(team), {max_tokens, max_requests, max_logit_rows, max_model_len},
                  vocab_size, kv_groups(kv_data, kv_shapes)),
         kv_data_(kv_data) {}
 

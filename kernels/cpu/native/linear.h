@@ -106,7 +106,8 @@ class LinearRun {
     const int parts = 4 * share_.num_threads;
     const int grain = chunks > 1 ? 1 : round_up(tiles_, parts) / parts;
     int begin = 0, end = 0;
-    while (share_.claim(tiles_ * chunks, grain, begin, end)) {
+    Stretches stretches(share_, tiles_ * chunks, grain);
+    while (stretches.claim(begin, end)) {
       for (int task = begin; task < end; ++task) {
         const int first = share_.first_row + task / tiles_ * chunk_rows;
         const int last = first + chunk_rows;

@@ -6,6 +6,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
@@ -131,11 +132,12 @@ NB_MODULE(_native, m) {
   });
   m.def("packed", &make_packed, "weight_format"_a, "scales"_a, "rows"_a, "width"_a, "scale_groups"_a,
         "data"_a);
+  nb::class_<Team>(m, "Team").def(nb::init<int>(), "num_threads"_a);
   nb::class_<BoundProgram>(m, "Program")
-      .def(nb::init<const std::string&, int, int, int, int, int, int,
+      .def(nb::init<const std::string&, std::shared_ptr<Team>, int, int, int, int, int,
                     const std::vector<MutableVector<uint8_t>>&,
                     const std::vector<std::vector<int>>&>(),
-           "isa"_a, "num_threads"_a, "max_tokens"_a, "max_requests"_a, "max_logit_rows"_a,
+           "isa"_a, "team"_a, "max_tokens"_a, "max_requests"_a, "max_logit_rows"_a,
            "max_model_len"_a, "vocab_size"_a, "kv_data"_a, "kv_shapes"_a)
       .def("add_buffer", &BoundProgram::add_buffer, "width"_a, "has_logit_rows"_a, "forms"_a)
       .def("embed", &BoundProgram::embed, "table"_a, "scale"_a, "out"_a, "forms"_a)

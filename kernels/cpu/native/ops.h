@@ -415,6 +415,16 @@ struct KVAhead {
   }
 };
 
+// Tasks of an op that were claimed: one count for each thread.
+struct alignas(64) Claims {
+  std::atomic<int> next{0};
+};
+
+// The first of a thread's, of `count` tasks where each has a stretch of its own.
+constexpr int stretch_begin(int count, int thread, int num_threads) {
+  return static_cast<int>(static_cast<int64_t>(count) * thread / num_threads);
+}
+
 // One thread's part in one op.
 struct Share {
   int thread = 0;
@@ -422,22 +432,50 @@ struct Share {
   int num_rows = 0;   // T, or the rows of the slice
   int first_row = 0;  // rows before it need not be computed
   uint8_t* scratch = nullptr;  // kScratchBytes, aligned to 64
-  std::atomic<int>* next = nullptr;
+  Claims* claims = nullptr;  // of every thread
   const KVAhead* ahead = nullptr;  // null: nothing to fetch
 
   // Claims the next `grain` of `count` tasks: false when none is left.
   bool claim(int count, int grain, int& begin, int& end) const {
-    begin = next->fetch_add(grain, std::memory_order_relaxed);
-    if (begin >= count) return false;
-    end = begin + grain < count ? begin + grain : count;
+    return claim_from(0, 0, count, grain, begin, end);
+  }
+  // The next tasks of [first, last), as `owner` counts them.
+  bool claim_from(int owner, int first, int last, int grain, int& begin, int& end) const {
+    begin = first + claims[owner].next.fetch_add(grain, std::memory_order_relaxed);
+    if (begin >= last) return false;
+    end = begin + grain < last ? begin + grain : last;
     return true;
   }
   // This thread's fixed part of the rows.
   void rows(int& begin, int& end) const {
-    const int64_t count = num_rows - first_row;
-    begin = first_row + static_cast<int>(count * thread / num_threads);
-    end = first_row + static_cast<int>(count * (thread + 1) / num_threads);
+    const int count = num_rows - first_row;
+    begin = first_row + stretch_begin(count, thread, num_threads);
+    end = first_row + stretch_begin(count, thread + 1, num_threads);
   }
+};
+
+// Tasks in a stretch for each thread, as memory is read fastest from one place on. Who is done helps
+// the others.
+class Stretches {
+ public:
+  Stretches(const Share& share, int count, int grain)
+      : share_(share), count_(count), grain_(grain) {}
+
+  bool claim(int& begin, int& end) {
+    for (; helped_ < share_.num_threads; ++helped_) {
+      const int owner = (share_.thread + helped_) % share_.num_threads;
+      const int first = stretch_begin(count_, owner, share_.num_threads);
+      const int last = stretch_begin(count_, owner + 1, share_.num_threads);
+      if (share_.claim_from(owner, first, last, grain_, begin, end)) return true;
+    }
+    return false;
+  }
+
+ private:
+  const Share& share_;
+  const int count_;
+  const int grain_;
+  int helped_ = 0;  // threads whose stretch has no task left
 };
 
 template <class Op>

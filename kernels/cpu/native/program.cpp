@@ -29,6 +29,7 @@ constexpr int kParallelTokens = 8;  // tasks up to this long may be cut at their
 constexpr int kFetchTokens = 64;    // up to which products fetch what attention will read
 constexpr int kMostParts = 4;       // of a block, fetched one by one
 constexpr size_t kFetchBytes = size_t{8} << 20;  // of a layer
+constexpr size_t kFetchStart = size_t{16} << 10;  // of a thread's part of a weight
 constexpr size_t kHugePage = size_t{2} << 20;
 
 struct NamedTable {
@@ -105,18 +106,18 @@ Memory::Memory(size_t num_bytes)
 
 Memory::~Memory() { munmap(data_, size_); }
 
-Program::Program(const std::string& isa, int num_threads, Capacity capacity, int vocab_size,
-                 std::vector<KVGroup> kv)
+Program::Program(const std::string& isa, std::shared_ptr<Team> team, Capacity capacity,
+                 int vocab_size, std::vector<KVGroup> kv)
     : kernels_(kernel_table(isa)),
       capacity_(capacity),
       vocab_size_(vocab_size),
       kv_(std::move(kv)),
       num_embeddings_(std::numeric_limits<int>::max()),
-      team_(num_threads) {
+      team_(std::move(team)) {
   require(kv_.size() <= kMaxGroups, "too many KV groups");
   blocks_to_read_.resize(kv_.size());
   // A row of adjusted logits, its candidates and their ids, or anything an op declares it needs.
-  scratch_.resize(static_cast<size_t>(num_threads));
+  scratch_.resize(static_cast<size_t>(team_->size()));
   claim_scratch(std::max(kScratchBytes, 24 * static_cast<size_t>(vocab_size)));
   tasks_.reserve(static_cast<size_t>(capacity_.max_tokens));
 }
@@ -192,7 +193,21 @@ void Program::add(const LinearOp& op) {
   if (op.weight.format == WeightFormat::kFp8) claim_scratch(2 * op.weight.unpacked_fp8_bytes());
   append(op, kernels_.linear);
   Node& node = (has_head_ ? head_ : body_).back();
-  node.num_tiles = op.weight.tiles() / (op.activation == Activation::kNone ? 1 : 2);
+  const int tiles_of_each = op.activation == Activation::kNone ? 1 : 2;
+  node.num_tiles = op.weight.tiles() / tiles_of_each;
+  if (last_product_ != nullptr) {
+    const size_t num_bytes = op.weight.tile_bytes() * static_cast<size_t>(tiles_of_each);
+    last_product_->following = {op.weight.data, num_bytes, node.num_tiles};
+  }
+  last_product_ = &node;
+}
+
+void Program::ProductWeight::fetch_start(int thread, int num_threads) const {
+  const auto begin = static_cast<size_t>(stretch_begin(num_tiles, thread, num_threads));
+  const auto end = static_cast<size_t>(stretch_begin(num_tiles, thread + 1, num_threads));
+  const size_t num_bytes = std::min(kFetchStart, tile_bytes * (end - begin));
+  const uint8_t* from = data + tile_bytes * begin;
+  for (size_t at = 0; at < num_bytes; at += 64) __builtin_prefetch(from + at, 0, 2);
 }
 
 void Program::add(const RopeStoreOp& op) {
@@ -212,7 +227,7 @@ void Program::add(const AttentionOp& op) {
     partials_ = std::make_unique<Memory>(sizeof(float) * floats * kParallelTokens *
                                          static_cast<size_t>(splits));
   }
-  const size_t counters = static_cast<size_t>(4 * team_.size() + max_kv_heads_);
+  const size_t counters = static_cast<size_t>(4 * team_->size() + max_kv_heads_);
   if (splits_done_.size() < counters) splits_done_ = std::vector<std::atomic<int>>(counters);
   const KVGroup& kv = kv_[static_cast<size_t>(op.group_id)];
   // Keys and values of one split in words of four bytes, and their scales.
@@ -335,8 +350,8 @@ void Program::plan_attention(Step& step) {
                                             step.max_task_tokens) *
                         max_row_floats_;
   step.splits_in_parallel =
-      team_.size() > 1 && step.max_splits > 1 && step.max_task_tokens <= kParallelTokens &&
-      step.num_attention_tasks * max_kv_heads_ < 4 * team_.size() &&
+      team_->size() > 1 && step.max_splits > 1 && step.max_task_tokens <= kParallelTokens &&
+      step.num_attention_tasks * max_kv_heads_ < 4 * team_->size() &&
       sizeof(float) * floats <= partials_->size();
   step.partials = reinterpret_cast<float*>(partials_->data());
   step.splits_done = splits_done_.data();
@@ -406,7 +421,7 @@ void Program::run(Step step) {
   if (step.num_tokens == 0) return;
   if (has_attention_) plan_attention(step);
   plan_fetching(step);
-  team_.run([&](int thread) { run_thread(step, thread); });
+  team_->run([&](int thread) { run_thread(step, thread); });
   const int failed = failed_row_.load(std::memory_order_relaxed);
   if (failed >= 0) {
     throw std::domain_error("the logits of row " + std::to_string(failed) +
@@ -425,7 +440,7 @@ void Program::run_thread(const Step& step, int thread) {
     slice.slice_rows = std::min(capacity_.max_logit_rows, step.num_logit_rows - slice.slice_begin);
     for (Node& node : head_) run_node(node, slice, slice.slice_rows, 0, thread);
     slice.slice_begin += slice.slice_rows;
-    team_.barrier(thread);
+    team_->barrier(thread);
   }
 }
 
@@ -439,11 +454,12 @@ int Program::first_tail_row(const Step& step) const {
 }
 
 void Program::run_node(Node& node, const Step& step, int num_rows, int first_row, int thread) {
-  node.run(step, {thread, team_.width(), num_rows, first_row,
-                  scratch_[static_cast<size_t>(thread)]->data(), node.next.get(), node.ahead});
-  team_.barrier(thread);
+  node.run(step, {thread, team_->width(), num_rows, first_row,
+                  scratch_[static_cast<size_t>(thread)]->data(), node.claims.get(), node.ahead});
+  node.following.fetch_start(thread, team_->width());
+  team_->barrier(thread);
   // Nobody claims from this op again before another barrier: one follows every op and slice.
-  if (thread == 0) node.next->store(0, std::memory_order_relaxed);
+  node.claims[thread].next.store(0, std::memory_order_relaxed);
 }
 
 }  // namespace hasten

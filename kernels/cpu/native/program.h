@@ -68,7 +68,8 @@ struct Capacity {
 
 class Program {
  public:
-  Program(const std::string& isa, int num_threads, Capacity capacity, int vocab_size,
+  // Several programs share a team, and run one after another.
+  Program(const std::string& isa, std::shared_ptr<Team> team, Capacity capacity, int vocab_size,
           std::vector<KVGroup> kv);
 
   const KernelTable& kernels() const { return kernels_; }
@@ -111,11 +112,22 @@ class Program {
   void run(Step step);
 
  private:
+  // The weight of a product, in the tiles that threads share.
+  struct ProductWeight {
+    const uint8_t* data = nullptr;
+    size_t tile_bytes = 0;
+    int num_tiles = 0;
+
+    // Fetches what the thread will read first, while memory would idle: until the product begins.
+    void fetch_start(int thread, int num_threads) const;
+  };
+
   struct Node {
     std::function<void(const Step&, const Share&)> run;
-    std::unique_ptr<std::atomic<int>> next = std::make_unique<std::atomic<int>>(0);
+    std::unique_ptr<Claims[]> claims;  // of each thread
     int num_tiles = 0;               // of a product's outputs
     const KVAhead* ahead = nullptr;  // of the attention that follows
+    ProductWeight following{};       // of the next product
   };
 
   // An attention, for the products before it that fetch what it will read.
@@ -130,7 +142,8 @@ class Program {
   template <class Op>
   void append(const Op& op, Kernel<Op> kernel) {
     auto run = [op, kernel](const Step& step, const Share& share) { kernel(op, step, share); };
-    (has_head_ ? head_ : body_).push_back(Node{std::move(run)});
+    auto claims = std::make_unique<Claims[]>(static_cast<size_t>(team_->size()));
+    (has_head_ ? head_ : body_).push_back(Node{std::move(run), std::move(claims)});
   }
 
   const Buffer* add_rows(int width, int capacity, unsigned forms);
@@ -158,8 +171,9 @@ class Program {
   Arena arena_;
   std::vector<std::shared_ptr<Memory>> memory_;  // of buffers and orders
   size_t claimed_bytes_ = 0;
-  std::vector<Node> body_;
-  std::vector<Node> head_;
+  std::deque<Node> body_;
+  std::deque<Node> head_;
+  Node* last_product_ = nullptr;  // of those added so far
   bool has_head_ = false;
   size_t tail_begin_ = std::numeric_limits<size_t>::max();
   bool has_attention_ = false;
@@ -174,7 +188,7 @@ class Program {
   std::vector<std::atomic<int>> splits_done_;
   std::vector<std::unique_ptr<Memory>> scratch_;
   std::atomic<int> failed_row_{-1};
-  Team team_;
+  const std::shared_ptr<Team> team_;
 };
 
 }  // namespace hasten

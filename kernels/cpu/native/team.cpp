@@ -114,6 +114,7 @@ Team::~Team() {
 }
 
 void Team::run(const std::function<void(int)>& job) {
+  const std::lock_guard<std::mutex> lock(is_running_);
   if (size_ == 1 || pace_.take_alone()) {
     width_ = 1;
     job(0);

@@ -4,7 +4,8 @@
 // microsecond, and on a busy one a thread that lost its core does not keep the others burning
 // theirs. Between jobs the threads spin a little longer, as the next step is usually near. Where
 // other programs keep the cores so busy that the threads mostly wait for each other, the caller
-// works alone for some jobs: results do not depend on the number of threads.
+// works alone for some jobs: results do not depend on the number of threads. All programs of a
+// backend share a team: threads of two would wait for each other's spinning.
 //
 // A team as large as the machine keeps each thread on a processor of its own, as two that the system
 // puts on one, because a third program ran for a moment, wait for each other at every barrier until
@@ -15,6 +16,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -57,7 +59,8 @@ class Team {
   // Threads of the running job.
   int width() const { return width_; }
 
-  // Calls job(thread) on `width` threads, the caller being thread 0; returns when all are done.
+  // Calls job(thread) on `width` threads, the caller being thread 0; returns when all are done. A
+  // second caller waits for the first.
   void run(const std::function<void(int)>& job);
 
   // Every thread of the running job must call it; what was written before is seen after.
@@ -66,6 +69,7 @@ class Team {
  private:
   void work(int thread);
 
+  std::mutex is_running_;
   const int size_;
   const int spins_;
   const std::vector<int> processors_;  // of each thread; none where they may move

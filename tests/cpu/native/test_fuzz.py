@@ -159,7 +159,8 @@ def test_the_good_step_is_computed(executable: Executable) -> None:
 
 
 def new_program(backend: CpuBackend) -> _native.Program:
-    return _native.Program(backend.isa, 1, 8, 2, 4, 16, 10, [], [])
+    native = backend._native
+    return native.Program(backend.isa, native.Team(1), 8, 2, 4, 16, 10, [], [])
 
 
 PLAIN, INT8 = 1, 2
@@ -186,7 +187,7 @@ def test_ops_that_do_not_fit_are_refused(
     name: str, make_backend: Callable[..., CpuBackend]
 ) -> None:
     backend = make_backend(1)
-    program = backend._native.Program(backend.isa, 1, 8, 2, 4, 16, 10, [], [])
+    program = new_program(backend)
     for width, forms in ((32, PLAIN), (64, PLAIN), (64, INT8)):
         program.add_buffer(width, False, forms)
     with pytest.raises((ValueError, IndexError)):
