@@ -59,17 +59,18 @@ def bench_of(name: str, kernels: str) -> Workbench:
 
 @dataclass(slots=True)
 class Workload:
-    """Requests with `NUM_SAMPLES` samples in all, as a seed draws them."""
+    """Requests with `num_samples` samples in all, as a seed draws them."""
 
     rng: random.Random
     vocab_size: int
     max_prompt: int
     max_tokens: int
+    num_samples: int = NUM_SAMPLES
 
     def requests(self) -> list[AddRequest]:
         stem = self._tokens(self.max_prompt)
         requests: list[AddRequest] = []
-        num_left = NUM_SAMPLES
+        num_left = self.num_samples
         while num_left > 0:
             params = self._params(min(num_left, self.rng.choice((1, 1, 1, 2, 3))))
             num_shared = self.rng.choice((0, 0, self.rng.randrange(self.max_prompt // 2)))
@@ -176,7 +177,9 @@ def assert_same(found: Answers, expected: Answers, scenario: str) -> None:
         assert found[key].text == answer.text, f"{scenario}: {key}"
 
 
-def distinct_requests(vocab_size: int, max_prompt: int, max_tokens: int) -> list[AddRequest]:
+def distinct_requests(
+    vocab_size: int, max_prompt: int, max_tokens: int, count: int
+) -> list[AddRequest]:
     """Nothing to share and outputs of full length, so that a tight pool really runs out."""
     rng = random.Random(5)
     return [
@@ -185,7 +188,7 @@ def distinct_requests(vocab_size: int, max_prompt: int, max_tokens: int) -> list
             [rng.randrange(vocab_size) for _ in range(rng.randint(max_prompt // 2, max_prompt))],
             GenerationParams(max_tokens=max_tokens, seed=i, ignore_eos=True, logprobs=1),
         )
-        for i in range(NUM_SAMPLES)
+        for i in range(count)
     ]
 
 
@@ -202,8 +205,8 @@ def test_tiny_random_models(name: str, kernels: str, seed: int) -> None:
     check_one_text(bench, workload.requests())
 
 
-def check_preemption(bench: Workbench) -> None:
-    requests = distinct_requests(bench.vocab_size, 15, 20)
+def check_preemption(bench: Workbench, num_requests: int = NUM_SAMPLES) -> None:
+    requests = distinct_requests(bench.vocab_size, 15, 20, num_requests)
     expected = run_requests(bench.engine(), requests)
     check_scenario("tight pool", bench, requests, expected)
     assert check_scenario("overbooked pool", bench, requests, expected) > 0

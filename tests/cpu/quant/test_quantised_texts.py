@@ -22,6 +22,7 @@ from tests.helpers.random_models import random_model, tiny_config
 from tests.helpers.workbench import Workbench
 
 CASES = {
+    "bf16": (None, DType.BF16),
     "int4": ("int4", DType.BF16),
     "fp8 KV": (None, DType.FP8_E4M3),
     "int4, fp8 KV": ("int4", DType.FP8_E4M3),
@@ -30,7 +31,7 @@ CASES = {
 
 
 @lru_cache(maxsize=1)
-def bench_of(case: str) -> Workbench:
+def bench_of(case: str, kernels: str = "reference") -> Workbench:
     """Compiled once for the tests that follow each other on it."""
     scheme, kv_dtype = CASES[case]
     config = tiny_config(windows=(None, 24))
@@ -39,7 +40,7 @@ def bench_of(case: str) -> Workbench:
         conversion = LoadTimeQuantization(scheme, lm_head=True)
         model = replace(model, weights=conversion.apply(weight_specs(config), model.weights))
     return Workbench.make(
-        model, "reference", DType.BF16, num_blocks=400, max_model_len=256, kv_dtype=kv_dtype
+        model, kernels, DType.BF16, num_blocks=400, max_model_len=256, kv_dtype=kv_dtype
     )
 
 

@@ -72,16 +72,16 @@ def params_mix(rng: random.Random, vocab_size: int, max_tokens: int) -> Generati
     )
 
 
-def tiny_requests(vocab_size: int, count: int) -> list[AddRequest]:
+def tiny_requests(vocab_size: int, count: int, max_tokens: int = 40) -> list[AddRequest]:
     """Half of them may use few tokens only, and so repeat themselves."""
     rng = random.Random(11)
     requests = []
     for i in range(count):
         few = tuple(rng.sample(range(vocab_size), 3))
-        params = params_mix(rng, vocab_size, 40)
+        params = params_mix(rng, vocab_size, max_tokens)
         if i % 2:
             params = GenerationParams(
-                max_tokens=40, seed=i, temperature=0.7, logprobs=1, allowed_token_ids=few
+                max_tokens=max_tokens, seed=i, temperature=0.7, logprobs=1, allowed_token_ids=few
             )
         prompt = [rng.randrange(vocab_size) for _ in range(rng.randint(3, 20))] * 2
         requests.append(ask(f"r{i}", prompt, params))
