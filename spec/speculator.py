@@ -120,6 +120,8 @@ class Speculator:
         self._pending: dict[RequestId, list[_Pending]] = {}
         self._slowdown = 1.0
         self._num_steps = 0
+        self._resting: list[RequestId] = []
+        self._rest_ends = 0
 
     @property
     def methods(self) -> frozenset[str]:
@@ -136,12 +138,17 @@ class Speculator:
         if not requests:
             return []
         self._num_steps += 1
+        request_ids = [request.request_id for request in requests]
+        if self._num_steps < self._rest_ends and request_ids == self._resting:
+            self._controller.learn(1.0, 1.0)
+            return [()] * len(requests)
         self._learn(requests)
         limits = [
             self._limit(request, depth) for request, depth in zip(requests, max_depths, strict=True)
         ]
         if not self._drafters and not self._is_anyone_due(requests, limits):
             self._slowdown = 1.0
+            self._resting, self._rest_ends = request_ids, self._next_turn(requests)
             return [()] * len(requests)
         num_tokens = [len(request.token_ids) for request in requests]
         turn = Turn(requests, limits, num_tokens, beside)
@@ -219,6 +226,18 @@ class Speculator:
             limit > 0 and self._is_due(name, method, request)
             for name, method in self._methods.items()
             for request, limit in zip(requests, limits, strict=True)
+        )
+
+    def _next_turn(self, requests: Sequence[Request]) -> int:
+        """The first step for which any of these is to be asked for: until then all rest."""
+        return min(
+            (
+                method.next_turns.get(request.request_id, 0)
+                for name, method in self._methods.items()
+                for request in requests
+                if request.params.speculative.enabled and _may_use(name, request)
+            ),
+            default=self._num_steps + EXPLORE_EVERY,
         )
 
     def _draft(

@@ -164,3 +164,14 @@ def test_the_end_of_a_request_is_passed_on() -> None:
         speculator.forget(request.request_id)
     assert proposer.forgotten == [request.request_id for request in requests]
     assert not speculator._pending
+
+
+def test_a_newcomer_is_asked_for_while_the_others_rest() -> None:
+    proposer = GuessingProposer(0.0, 0.5, request_s=0.0001)
+    speculator, requests = speculator_of(proposer), requests_of(4)
+    run(speculator, requests, 3 * EXPLORE_EVERY + 1)
+    num_asked = proposer.num_asked
+    run(speculator, requests, EXPLORE_EVERY // 2)
+    assert proposer.num_asked == num_asked
+    run(speculator, [*requests, request_of("new", [1, 2, 3])], 1)
+    assert proposer.num_asked == num_asked + 1
