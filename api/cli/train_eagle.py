@@ -17,9 +17,11 @@ from hasten.core.options import (
 from hasten.spec.training.options import TrainEagleOptions
 
 if TYPE_CHECKING:
+    from hasten.spec.training.generate import UserTurn
     from hasten.spec.training.train import Progress
 
 MAX_PROMPT_LEN = 512
+MARK = "what the user says"
 
 
 @click.command(cls=FlagCommand, option_classes=(TrainEagleOptions, ExecutionOptions))
@@ -45,7 +47,8 @@ def train_eagle(model: str, out: Path, **values: Any) -> None:
     )
     try:
         out.mkdir(parents=True, exist_ok=True)
-        head = run(engine, _prompts(engine, options), options, out, _Printer())
+        prompts, turn = _prompts(engine, options)
+        head = run(engine, prompts, options, out, _Printer(), turn)
     except (ConfigurationError, LoadError, ValueError, OSError) as error:
         raise click.ClickException(str(error)) from error
     click.echo(
@@ -54,27 +57,33 @@ def train_eagle(model: str, out: Path, **values: Any) -> None:
     )
 
 
-def _prompts(engine: EngineOptions, options: TrainEagleOptions) -> list[list[int]]:
-    """As chats of one message. Raises ValueError and OSError for a file of prompts."""
+def _prompts(
+    engine: EngineOptions, options: TrainEagleOptions
+) -> tuple[list[list[int]], UserTurn | None]:
+    """As chats of one message, and what stands around a message where the model has a template.
+
+    Raises ValueError and OSError for a file of prompts.
+    """
     from hasten.api.text_model import template_of, tokenizer_of
+    from hasten.spec.training.generate import UserTurn
     from hasten.spec.training.prompts import built_in_prompts, read_prompts
 
     texts = (
         built_in_prompts(options.seed)
         if options.prompts is None
         else read_prompts(Path(options.prompts))
-    )
+    )[: options.num_prompts]
     tokenizer = tokenizer_of(engine)
     template = template_of(engine, tokenizer)
-    prompts = []
-    for text in texts[: options.num_prompts]:
-        rendered = (
-            text if template is None else template.render([{"role": "user", "content": text}])
-        )
-        prompt = tokenizer.encode(rendered, add_special_tokens=template is None)
-        if len(prompt) <= MAX_PROMPT_LEN:
-            prompts.append(prompt)
-    return prompts
+    turn = None
+    if template is None:
+        prompts = [tokenizer.encode(text) for text in texts]
+    else:
+        chats = [template.render([{"role": "user", "content": text}]) for text in (MARK, *texts)]
+        around = chats[0].partition(MARK)[::2]
+        turn = UserTurn(*(tokenizer.encode(part, add_special_tokens=False) for part in around))
+        prompts = [tokenizer.encode(chat, add_special_tokens=False) for chat in chats[1:]]
+    return [prompt for prompt in prompts if len(prompt) <= MAX_PROMPT_LEN], turn
 
 
 class _Printer:
@@ -83,6 +92,10 @@ class _Printer:
     def __init__(self) -> None:
         self._num_answers = 0
         self._num_tokens = 0
+
+    def wrote_prompts(self, num_prompts: int) -> None:
+        if num_prompts % 500 == 0:
+            click.echo(f"wrote {num_prompts} prompts")
 
     def generated(self, num_answers: int, num_tokens: int) -> None:
         self._num_answers += num_answers

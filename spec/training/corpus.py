@@ -104,6 +104,11 @@ class Corpus:
         part = {key: arrays[key][begin:end] for key in ("tokens", "features", "top_ids")}
         return Passage(prompt_len=prompt_len, top_probs=arrays["top_probs"][begin:end], **part)
 
+    def prompt(self, idx: int) -> Array:
+        """The tokens of a sequence's prompt."""
+        arrays, begin, _, prompt_len = self._sequences[idx]
+        return arrays["tokens"][begin : begin + prompt_len]
+
     def frequent_tokens(self, count: int, always: Sequence[int] = ()) -> npt.NDArray[np.int32]:
         """The `count` tokens that answers hold most often, `always` among them, sorted by id."""
         counts: Counter[int] = Counter()

@@ -1,5 +1,8 @@
 """Training text from the model itself: an engine answers prompts, and its features are kept.
 
+It can write prompts too: asked to continue where a user would speak, a model that was trained on
+chats writes what a user might say (Xu et al., "Magpie", 2024).
+
 The engine runs many requests at once. Every step's tapped rows are kept by table row and position,
 so when a request ends, the features of its whole text are there; its alternatives come with the
 tokens. Finished prompts are remembered with each shard, so that a run can be resumed.
@@ -20,7 +23,7 @@ from hasten.core.engine import Engine
 from hasten.core.latency import StepTimeModel
 from hasten.core.messages import AddRequest
 from hasten.core.models.decoder import feature_tap
-from hasten.core.options import CacheOptions
+from hasten.core.options import CacheOptions, ConfigurationError
 from hasten.core.params import GenerationParams
 from hasten.spec.training.corpus import NUM_TEACHER_TOKENS, Passage, ShardWriter
 from ml_dtypes import bfloat16
@@ -37,16 +40,51 @@ if TYPE_CHECKING:
 
 DONE_FILE = "done.json"
 TEMPERATURES = (0.0, 0.8)
-"""Every prompt is answered greedily first, then at the other temperatures with other seeds."""
+"""Of answers: greedy, and sampled."""
+PROMPT_TEMPERATURE = 1.0
+MIN_PROMPT_TOKENS = 3
+ATTEMPTS = 20
+"""So many attempts at a prompt may fail on average: it never ends, or was written before."""
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationOptions:
-    """How much text: `num_samples` answers to each prompt, of at most `max_tokens`."""
+class Job:
+    """One answer to be written."""
 
-    num_samples: int = 2
-    max_tokens: int = 256
-    seed: int = 0
+    name: str
+    prompt: Sequence[int]
+    temperature: float
+    seed: int
+
+
+def answer_jobs(prompts: Sequence[Sequence[int]], num_samples: int, seed: int) -> list[Job]:
+    """Every prompt is answered greedily first, then sampled with other seeds."""
+    return [
+        Job(
+            f"{sample}.{idx}",
+            prompt,
+            TEMPERATURES[min(sample, len(TEMPERATURES) - 1)],
+            seed * 1_000_003 + sample * 65_537 + idx,
+        )
+        for sample in range(num_samples)
+        for idx, prompt in enumerate(prompts)
+    ]
+
+
+def written_jobs(prompts: Sequence[Sequence[int]], seed: int) -> list[Job]:
+    """Every written prompt is answered once, at one temperature after the other."""
+    return [
+        Job(f"written.{idx}", prompt, TEMPERATURES[idx % len(TEMPERATURES)], seed + idx)
+        for idx, prompt in enumerate(prompts)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class UserTurn:
+    """The tokens of a chat around what a user says."""
+
+    opening: Sequence[int]
+    closing: Sequence[int]
 
 
 class RowCollector:
@@ -109,27 +147,61 @@ class TextGenerator:
         self._eos = binding.model.eos_token_ids
         self._answers: dict[str, _Answer] = {}
 
+    def write_prompts(
+        self,
+        turn: UserTurn,
+        count: int,
+        max_tokens: int,
+        seed: int,
+        progress: Callable[[int], None],
+    ) -> list[list[int]]:
+        """`count` different prompts of at most `max_tokens`, as chats of one message.
+
+        `progress` gets the number of those that there are. Raises ConfigurationError where the
+        model hardly ever ends one.
+        """
+        written: dict[tuple[int, ...], None] = {}
+        num_begun = 0
+        while len(written) < count:
+            while len(self._answers) < self._max_in_flight:
+                job = Job(str(num_begun), turn.opening, PROMPT_TEMPERATURE, seed + num_begun)
+                self._add(job, max_tokens)
+                num_begun += 1
+            if num_begun > ATTEMPTS * (count + self._max_in_flight):
+                raise ConfigurationError(
+                    f"the model ended {len(written)} prompts of {num_begun} that it began: "
+                    "it cannot write its own"
+                )
+            for output in self._engine.step():
+                self._take(output)
+                if output.finish_reason is not None:
+                    tokens = self._answers.pop(output.request_id).tokens
+                    if tokens[-1] in self._eos and len(tokens) > MIN_PROMPT_TOKENS:
+                        written[tuple(tokens[:-1])] = None
+                        progress(len(written))
+        self._engine.abort(self._answers)
+        self._answers.clear()
+        return [[*turn.opening, *tokens, *turn.closing] for tokens in list(written)[:count]]
+
     def run(
         self,
-        prompts: Sequence[Sequence[int]],
-        options: GenerationOptions,
+        jobs: Sequence[Job],
+        max_tokens: int,
         folder: Path,
         progress: Callable[[int, int], None],
     ) -> None:
-        """Answer all `prompts` into `folder`; `progress` gets answers and tokens as they come."""
+        """Write the answers of at most `max_tokens` into `folder`.
+
+        `progress` gets numbers of answers and of tokens as they come.
+        """
         done = _read_done(folder)
         writer = ShardWriter(folder)
         finished: list[str] = []
-        left = [
-            (f"{sample}.{idx}", prompt, sample)
-            for sample in range(options.num_samples)
-            for idx, prompt in enumerate(prompts)
-            if f"{sample}.{idx}" not in done
-        ]
+        left = [job for job in jobs if job.name not in done]
         left.reverse()
         while left or self._engine.has_work:
             while left and len(self._answers) < self._max_in_flight:
-                self._add(*left.pop(), options)
+                self._add(left.pop(), max_tokens)
             rows = {
                 request.group_id: self._blocks.table_row(request.request_id)
                 for request in self._running
@@ -150,21 +222,19 @@ class TextGenerator:
         writer.flush()
         _write_done(folder, done.union(finished))
 
-    def _add(
-        self, request_id: str, prompt: Sequence[int], sample: int, options: GenerationOptions
-    ) -> None:
+    def _add(self, job: Job, max_tokens: int) -> None:
         params = GenerationParams(
-            max_tokens=options.max_tokens,
-            seed=_seed(options, request_id),
-            temperature=TEMPERATURES[min(sample, len(TEMPERATURES) - 1)],
+            max_tokens=max_tokens,
+            seed=job.seed,
+            temperature=job.temperature,
             logprobs=NUM_TEACHER_TOKENS,
             eos_token_ids=self._eos,
         )
         refused = self._engine.add_request(
-            AddRequest(request_id=request_id, prompt_token_ids=list(prompt), params=params)
+            AddRequest(request_id=job.name, prompt_token_ids=list(job.prompt), params=params)
         )
         if refused is None:
-            self._answers[request_id] = _Answer(list(prompt), [], [])
+            self._answers[job.name] = _Answer(list(job.prompt), [], [])
 
     def _take(self, output: TokenOutput) -> None:
         answer = self._answers[output.request_id]
@@ -183,12 +253,6 @@ class TextGenerator:
             top_ids[i, :count] = entry.top_token_ids[:count]
             top_probs[i, :count] = np.exp(entry.top_logprobs[:count])
         return Passage(tokens, len(answer.prompt), features, top_ids, top_probs)
-
-
-def _seed(options: GenerationOptions, request_id: str) -> int:
-    """Of a request: the same in every run."""
-    sample, _, idx = request_id.partition(".")
-    return options.seed * 1_000_003 + int(sample) * 65_537 + int(idx)
 
 
 def _read_done(folder: Path) -> set[str]:

@@ -18,6 +18,9 @@ class TrainEagleOptions:
         None, "file with a prompt a line (text, or JSON with a `prompt`); default: a built-in set"
     )
     num_prompts: int | None = option(None, "use only so many of the prompts")
+    written_prompts: int = option(
+        0, "prompts that the model writes itself, beside those, each answered once"
+    )
     num_samples: int = option(4, "answers to each prompt: one greedy, the others sampled")
     max_tokens: int = option(256, "longest answer")
     feature_layers: str | None = option(
@@ -41,6 +44,8 @@ class TrainEagleOptions:
         ):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"--{name.replace('_', '-')} must be at least 1")
+        if self.written_prompts < 0:
+            raise ConfigurationError("--written-prompts must not be negative")
         if self.num_prompts is not None and self.num_prompts < 1:
             raise ConfigurationError("--num-prompts must be at least 1")
         if self.learning_rate <= 0:

@@ -1,5 +1,6 @@
 """The whole of head training, from prompts to a head's folder. Stages that are done are skipped.
 
+    OUT/written_prompts.json        those that the model wrote itself
     OUT/text/    the corpus (`generate`)
     OUT/state.pt, OUT/log.jsonl     training so far (`train`)
     OUT/head/    the result (`export`)
@@ -14,9 +15,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from hasten.core.loading import load_model
+from hasten.core.options import ConfigurationError
 from hasten.spec.training.corpus import Corpus
 from hasten.spec.training.export import export_head
-from hasten.spec.training.generate import GenerationOptions, TextGenerator
+from hasten.spec.training.generate import TextGenerator, answer_jobs, written_jobs
 from hasten.spec.training.train import (
     LOG_FILE,
     HeadTrainer,
@@ -31,13 +33,16 @@ if TYPE_CHECKING:
 
     from hasten.core.options import EngineOptions
     from hasten.kernels.step import I32
+    from hasten.spec.training.generate import UserTurn
     from hasten.spec.training.options import TrainEagleOptions
 
-TEXT, HEAD, VOCAB = "text", "head", "draft_ids.json"
+TEXT, HEAD, VOCAB, PROMPTS = "text", "head", "draft_ids.json", "written_prompts.json"
 
 
 class Watcher(Protocol):
     """Told how things go."""
+
+    def wrote_prompts(self, num_prompts: int) -> None: ...
 
     def generated(self, num_answers: int, num_tokens: int) -> None: ...
 
@@ -50,14 +55,18 @@ def train_eagle(
     options: TrainEagleOptions,
     folder: Path,
     watcher: Watcher,
+    turn: UserTurn | None = None,
 ) -> Path:
     """Generate, train and export; returns the head's folder.
 
-    Raises what building an engine raises, and ConfigurationError.
+    `turn` is needed where the model is to write prompts too. Raises what building an engine raises,
+    and ConfigurationError.
     """
+    if options.written_prompts and turn is None:
+        raise ConfigurationError("--written-prompts needs a model with a chat template")
     target = load_model(engine_options.model.model)
     layers = options.layers(target.config.num_layers)
-    _generate(engine_options, prompts, options, layers, folder, watcher)
+    _generate(engine_options, prompts, turn, options, layers, folder, watcher)
     corpus = Corpus(folder / TEXT)
     draft_ids = _draft_ids(corpus, folder, options, target.eos_token_ids, target.config.vocab_size)
     trainer = HeadTrainer(
@@ -81,6 +90,7 @@ def train_eagle(
         "weights": target.content_hash,
         "text": f"{len(corpus)} answers, {corpus.num_tokens} tokens, written by the model",
         "prompts": options.prompts or "the built-in set",
+        "prompts_written_by_the_model": options.written_prompts,
         "feature_layers": list(layers),
         "draft_vocab_size": len(draft_ids),
         "epochs": options.num_epochs,
@@ -97,6 +107,7 @@ def train_eagle(
 def _generate(
     engine_options: EngineOptions,
     prompts: Sequence[Sequence[int]],
+    turn: UserTurn | None,
     options: TrainEagleOptions,
     layers: Sequence[int],
     folder: Path,
@@ -105,10 +116,31 @@ def _generate(
     finished = folder / TEXT / "finished"
     if finished.exists():
         return
-    generation = GenerationOptions(options.num_samples, options.max_tokens, options.seed)
     generator = TextGenerator(engine_options, layers)
-    generator.run(prompts, generation, folder / TEXT, watcher.generated)
+    jobs = answer_jobs(prompts, options.num_samples, options.seed)
+    if turn is not None and options.written_prompts:
+        written = _written(generator, turn, options, folder, watcher)
+        jobs += written_jobs(written, options.seed)
+    generator.run(jobs, options.max_tokens, folder / TEXT, watcher.generated)
     finished.touch()
+
+
+def _written(
+    generator: TextGenerator,
+    turn: UserTurn,
+    options: TrainEagleOptions,
+    folder: Path,
+    watcher: Watcher,
+) -> list[list[int]]:
+    """The prompts that the model writes: once, then they are those in the folder."""
+    path = folder / PROMPTS
+    if not path.is_file():
+        prompts = generator.write_prompts(
+            turn, options.written_prompts, options.max_tokens, options.seed, watcher.wrote_prompts
+        )
+        path.write_text(json.dumps(prompts))
+    found: list[list[int]] = json.loads(path.read_text())
+    return found
 
 
 def _draft_ids(

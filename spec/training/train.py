@@ -17,6 +17,7 @@ import json
 import math
 import random
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from time import process_time
 from typing import TYPE_CHECKING, Any
 
@@ -93,10 +94,7 @@ class HeadTrainer:
         self._optimizer = torch.optim.AdamW(
             trained, lr=options.learning_rate, betas=BETAS, weight_decay=0.01
         )
-        order = list(range(len(corpus)))
-        random.Random(options.seed).shuffle(order)  # noqa: S311 (an order, not a secret)
-        num_held = max(1, int(len(order) * options.validation_share))
-        self._held, self._order = order[:num_held], order[num_held:]
+        self._held, self._order = split(corpus, options)
         per_epoch = max(1, len(self._order) // options.batch_size)
         self.progress = Progress(num_steps=per_epoch * options.num_epochs)
         self._per_epoch = per_epoch
@@ -202,6 +200,20 @@ class HeadTrainer:
 
     def _tensors(self, passage: Passage) -> _Tensors:
         return _Tensors.of(passage, self._embedding, self._to_draft, self._options.max_len)
+
+
+def split(corpus: Corpus, options: TrainingOptions) -> tuple[list[int], list[int]]:
+    """What is held out and what is learnt from. All answers to a prompt are on one side, or what is
+    held out would be half known.
+    """
+    by_prompt: dict[bytes, list[int]] = {}
+    for idx in range(len(corpus)):
+        by_prompt.setdefault(corpus.prompt(idx).tobytes(), []).append(idx)
+    prompts = list(by_prompt.values())
+    random.Random(options.seed).shuffle(prompts)  # noqa: S311 (an order, not a secret)
+    num_held = max(1, int(len(prompts) * options.validation_share))
+    held, learnt = prompts[:num_held], prompts[num_held:]
+    return list(chain.from_iterable(held)), list(chain.from_iterable(learnt))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ slowly, which is how they are tested:
     .venv/bin/pytest tests/cpu/triton
     TRITON_INTERPRET=1 .venv/bin/hasten check --kernels triton
 
-`make interpreter` runs the spine's property tests with a whole engine on interpreted kernels: bf16, fp8
-and int4 weights, bf16 and fp8 caches, alone, in company, in chunks, preempted and with drafts.
+`make interpreter` runs the spine's property tests with a whole engine on interpreted kernels: bf16,
+fp8 and int4 weights, bf16 and fp8 caches, alone, in company, in chunks, preempted and with drafts.
 
 They take bf16 activations, bf16 and fp8 caches, and every weight scheme. What a weight becomes on
 the device is in `kernels/triton/matrices.py`, how sums keep a row's bits the same for any number of

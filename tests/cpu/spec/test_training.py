@@ -22,11 +22,11 @@ from hasten.core.options import (
 )
 from hasten.spec.training.corpus import Corpus
 from hasten.spec.training.export import export_head
-from hasten.spec.training.generate import GenerationOptions, TextGenerator
+from hasten.spec.training.generate import TextGenerator, UserTurn, answer_jobs
 from hasten.spec.training.head import EagleHead, HeadShape
 from hasten.spec.training.options import TrainEagleOptions
 from hasten.spec.training.run import train_eagle
-from hasten.spec.training.train import Progress, schedule
+from hasten.spec.training.train import Progress, TrainingOptions, schedule, split
 
 from tests.cpu.spec.dense_eagle import DenseEagle
 from tests.helpers.hf_folders import write_folder
@@ -61,7 +61,11 @@ def some_prompts(count: int) -> list[list[int]]:
 class Watcher:
     def __init__(self) -> None:
         self.num_answers = 0
+        self.num_prompts = 0
         self.steps: list[int] = []
+
+    def wrote_prompts(self, num_prompts: int) -> None:
+        self.num_prompts = num_prompts
 
     def generated(self, num_answers: int, num_tokens: int) -> None:
         assert num_tokens > 0
@@ -119,8 +123,8 @@ def test_a_corpus_holds_text_features_and_what_the_target_would_say(
     prompts = some_prompts(10)
     generator = TextGenerator(engine_options(model), LAYERS)
     counted: list[int] = []
-    options = GenerationOptions(num_samples=2, max_tokens=20)
-    generator.run(prompts, options, tmp_path, lambda _, tokens: counted.append(tokens))
+    jobs = answer_jobs(prompts, num_samples=2, seed=0)
+    generator.run(jobs, 20, tmp_path, lambda _, tokens: counted.append(tokens))
     corpus = Corpus(tmp_path)
     assert 10 <= len(corpus) == len(counted)
     assert corpus.num_tokens == sum(counted)
@@ -133,8 +137,12 @@ def test_a_corpus_holds_text_features_and_what_the_target_would_say(
         assert (np.diff(passage.top_probs[prompt_len:].astype(np.float32), axis=1) <= 0).all()
         assert np.abs(passage.features[:-1].astype(np.float32)).sum(axis=1).min() > 0
     again = len(corpus)
-    generator.run(prompts, options, tmp_path, lambda _, tokens: counted.append(tokens))
+    generator.run(jobs, 20, tmp_path, lambda _, tokens: counted.append(tokens))
     assert len(Corpus(tmp_path)) == again, "what is done is not done again"
+    held, learnt = split(corpus, TrainingOptions(validation_share=0.3))
+    assert sorted(held + learnt) == list(range(len(corpus)))
+    known = {corpus.prompt(idx).tobytes() for idx in learnt}
+    assert not known & {corpus.prompt(idx).tobytes() for idx in held}
 
 
 def test_from_prompts_to_a_head_and_on_from_there(model: Path, tmp_path: Path) -> None:
@@ -156,6 +164,27 @@ def test_from_prompts_to_a_head_and_on_from_there(model: Path, tmp_path: Path) -
     assert 0 in loaded.draft_ids.tolist(), "the end of an answer can be guessed"
     assert "acceptance_by_position" in (first / "README.md").read_text()
     assert (first / "loss.svg").read_text().startswith("<svg")
+
+
+def test_a_model_writes_prompts_too(model: Path, tmp_path: Path) -> None:
+    watcher, turn = Watcher(), UserTurn([5, 6], [7])
+    options = replace(OPTIONS, written_prompts=12)
+    train_eagle(engine_options(model), some_prompts(4), options, tmp_path, watcher, turn)
+    written = json.loads((tmp_path / "written_prompts.json").read_text())
+    assert len({tuple(prompt) for prompt in written}) == 12 <= watcher.num_prompts
+    assert all(prompt[:2] == [5, 6] and prompt[-1] == 7 for prompt in written)
+    done = json.loads((tmp_path / "text" / "done.json").read_text())
+    assert sum(name.startswith("written.") for name in done) > 8
+    with pytest.raises(ConfigurationError, match="chat template"):
+        train_eagle(engine_options(model), some_prompts(4), options, tmp_path / "b", watcher)
+
+
+def test_a_model_that_never_ends_a_prompt_cannot_write_any(model: Path) -> None:
+    generator = TextGenerator(engine_options(model), LAYERS)
+    with pytest.raises(ConfigurationError, match="ended 0 prompts"):
+        generator.write_prompts(
+            UserTurn([5, 6], [7]), 1, max_tokens=2, seed=0, progress=lambda _: None
+        )
 
 
 def test_the_learning_rate_rises_and_falls() -> None:
