@@ -119,8 +119,14 @@ def activation_bytes(program: Program, capacity: Capacity) -> int:
 
 def _kv_budget(demand: MemoryDemand) -> int:
     """Bytes for all KV pools: as told, or a share of what is free, capped by use and by default."""
-    if demand.kv_cache_memory_bytes is not None:
-        return demand.kv_cache_memory_bytes
+    told = demand.kv_cache_memory_bytes
+    if told is not None:
+        if told > demand.available_bytes:
+            raise ConfigurationError(
+                f"--kv-cache-memory-bytes {told} ({_mib(told)}): "
+                f"only {_mib(demand.available_bytes)} of memory are free"
+            )
+        return told
     taken = demand.weights_bytes + demand.activation_bytes + demand.graph_bytes
     free = int(demand.utilization * demand.available_bytes) - taken
     at_most = _bytes_for(demand, demand.max_model_len or demand.model_max_len, demand.max_num_seqs)

@@ -38,9 +38,14 @@ _PATH = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
 async def read_body(request: Request) -> bytes:
     """The whole body.
 
-    Raises ApiError 413 as soon as it is known to be too large, and 408 when it does not arrive;
-    ClientGoneError when the client leaves first.
+    Raises ApiError 413 as soon as it is known to be too large, 408 when it does not arrive, and 415
+    when it is compressed, as what it would expand to is not known before; ClientGoneError when the
+    client leaves first.
     """
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        reason = f"the body must not be compressed (Content-Encoding: {encoding[:MAX_NAME_LEN]})"
+        raise ApiError(415, reason, code="unsupported_encoding")
     announced = request.headers.get("content-length", "0")
     if announced.isdigit() and int(announced) > MAX_BODY_BYTES:
         raise _too_large()

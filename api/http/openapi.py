@@ -121,6 +121,7 @@ _ERRORS = {
     405: "no such method on this path",
     408: "the body did not arrive in time",
     413: "the body is too large",
+    415: "the body is compressed",
     429: "more than this server, or this key, may have at once; see Retry-After",
     503: "the server does not serve now",
     504: "the deadline of the request has passed",

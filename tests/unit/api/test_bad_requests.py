@@ -1,5 +1,6 @@
 """Bad input: the right status, the field at fault, and no harm to others."""
 
+import gzip
 import json
 import time
 from collections.abc import Iterator
@@ -258,6 +259,16 @@ def test_a_large_body_within_the_limit_is_read(http: httpx.Client) -> None:
         {"messages": [USER], "max_tokens": 1, "user": "x" * (MAX_BODY_BYTES - 1000)}
     )
     assert http.post(CHAT, content=content, params={"a": "b"}).status_code == 200
+
+
+def test_a_compressed_body_is_refused(http: httpx.Client) -> None:
+    content = gzip.compress(json.dumps({"messages": [USER]}).encode())
+    response = http.post(CHAT, content=content, headers={"content-encoding": "gzip"})
+    assert response.status_code == 415
+    assert error_of(response)["code"] == "unsupported_encoding"
+    plain = json.dumps({"messages": [USER], "max_tokens": 1})
+    response = http.post(CHAT, content=plain, headers={"content-encoding": "identity"})
+    assert response.status_code == 200
 
 
 def test_an_unknown_model(http: httpx.Client) -> None:

@@ -89,6 +89,11 @@ def test_a_pool_without_a_single_block_is_refused() -> None:
         plan_memory(demand(kv_cache_memory_bytes=1000))
 
 
+def test_a_pool_beyond_free_memory_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"1,024\.0 MiB\): only 1,023\.0 MiB of memory"):
+        plan_memory(demand(kv_cache_memory_bytes=1 << 30, available_bytes=1023 << 20))
+
+
 def test_no_memory_left_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="holds 0 tokens"):
         plan_memory(demand(available_bytes=50 * MIB))
