@@ -420,7 +420,7 @@ struct alignas(64) Claims {
   std::atomic<int> next{0};
 };
 
-// The first of a thread's, of `count` tasks where each has a stretch of its own.
+// Where a thread's tasks begin among `count`, of which each thread has a stretch.
 constexpr int stretch_begin(int count, int thread, int num_threads) {
   return static_cast<int>(static_cast<int64_t>(count) * thread / num_threads);
 }
@@ -454,8 +454,8 @@ struct Share {
   }
 };
 
-// Tasks in a stretch for each thread, as memory is read fastest from one place on. Who is done helps
-// the others.
+// Tasks in a stretch for each thread, as memory is read fastest from one place on. A thread that is
+// done helps the others.
 class Stretches {
  public:
   Stretches(const Share& share, int count, int grain)
