@@ -156,6 +156,7 @@ class Engine:
         marks.append(perf_counter_ns())
         self._note_begun(plan)
         batch = self._batches.build(plan, self._scheduler.requests)
+        expected = self._expect(batch)
         marks.append(perf_counter_ns())
         begin_s = self._parts.busy_clock()
         try:
@@ -164,7 +165,7 @@ class Engine:
             return late + self._step_without_faulty(plan)
         busy_s = self._parts.busy_clock() - begin_s
         marks.append(perf_counter_ns())
-        self._observe(batch, (marks[-1] - marks[-2]) * 1e-9, busy_s)
+        self._observe(expected, (marks[-1] - marks[-2]) * 1e-9, busy_s)
         outcomes = self._outcomes.read(plan, result)
         outputs = self._outcomes.report(outcomes, result)
         marks.append(perf_counter_ns())
@@ -186,13 +187,26 @@ class Engine:
             if self._parts.overload is not None:
                 self._parts.overload.note_begun(group_id, sample.queue_s)
 
-    def _observe(self, batch: StepBatch, seconds: float, busy_s: float) -> None:
-        """Let the step-time model learn, and keep what it had expected."""
+    def _expect(self, batch: StepBatch) -> tuple[StepShape, float] | None:
+        """What the step-time model makes of a step, with the seconds that it expects.
+
+        Asked before the model runs, which leaves nothing of us in the processor's caches.
+        """
         observer = self._parts.observer
         if observer is None:
-            return
+            return None
         shape = StepShape.of(batch)
-        self._counters.predicted_step_s += observer.step_time(shape)
+        return shape, observer.step_time(shape)
+
+    def _observe(
+        self, expected: tuple[StepShape, float] | None, seconds: float, busy_s: float
+    ) -> None:
+        """Let the step-time model learn, and keep what it had expected."""
+        observer = self._parts.observer
+        if observer is None or expected is None:
+            return
+        shape, expected_s = expected
+        self._counters.predicted_step_s += expected_s
         self._counters.step_s += seconds
         observer.observe(shape, seconds, busy_s)
 
