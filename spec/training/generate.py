@@ -164,14 +164,14 @@ class TextGenerator:
         num_begun = 0
         while len(written) < count:
             while len(self._answers) < self._max_in_flight:
+                if num_begun > ATTEMPTS * (count + self._max_in_flight):
+                    raise ConfigurationError(
+                        f"the model ended {len(written)} prompts of {num_begun} that it began: "
+                        "it cannot write its own"
+                    )
                 job = Job(str(num_begun), turn.opening, PROMPT_TEMPERATURE, seed + num_begun)
                 self._add(job, max_tokens)
                 num_begun += 1
-            if num_begun > ATTEMPTS * (count + self._max_in_flight):
-                raise ConfigurationError(
-                    f"the model ended {len(written)} prompts of {num_begun} that it began: "
-                    "it cannot write its own"
-                )
             for output in self._engine.step():
                 self._take(output)
                 if output.finish_reason is not None:

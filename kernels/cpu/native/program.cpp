@@ -203,6 +203,7 @@ void Program::add(const LinearOp& op) {
 }
 
 void Program::ProductWeight::fetch_start(int thread, int num_threads) const {
+  if (data == nullptr) return;
   const auto begin = static_cast<size_t>(stretch_begin(num_tiles, thread, num_threads));
   const auto end = static_cast<size_t>(stretch_begin(num_tiles, thread + 1, num_threads));
   const size_t num_bytes = std::min(kFetchStart, tile_bytes * (end - begin));

@@ -107,8 +107,9 @@ class Program {
   // Body ops from here on matter only for the rows whose logits are wanted.
   void begin_tail() { tail_begin_ = body_.size(); }
 
-  // Computes one step; one without tokens is no work. Throws std::invalid_argument when the step does not fit the capacities or
-  // points outside its tables, std::domain_error when a logit is not a number.
+  // Computes one step; one without tokens is no work. Throws std::invalid_argument when the step does
+  // not fit the capacities or points outside its tables, std::domain_error when a logit is not a
+  // number.
   void run(Step step);
 
  private:
@@ -127,7 +128,7 @@ class Program {
     std::unique_ptr<Claims[]> claims;  // of each thread
     int num_tiles = 0;               // of a product's outputs
     const KVAhead* ahead = nullptr;  // of the attention that follows
-    ProductWeight following{};       // of the next product
+    ProductWeight following{};       // of the next product; nothing after other ops
   };
 
   // An attention, for the products before it that fetch what it will read.
