@@ -120,6 +120,7 @@ class Speculator:
         self._pending: dict[RequestId, list[_Pending]] = {}
         self._slowdown = 1.0
         self._num_steps = 0
+        # These need not be asked for before that step; a request that ends, or another, undoes it.
         self._resting: list[RequestId] = []
         self._rest_ends = 0
 
@@ -169,6 +170,7 @@ class Speculator:
 
     def forget(self, request_id: RequestId) -> None:
         self._pending.pop(request_id, None)
+        self._rest_ends = 0
         self._controller.forget(request_id)
         for method in self._methods.values():
             method.forget(request_id)

@@ -138,7 +138,9 @@ def _written(
         prompts = generator.write_prompts(
             turn, options.written_prompts, options.max_tokens, options.seed, watcher.wrote_prompts
         )
-        path.write_text(json.dumps(prompts))
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(prompts))
+        partial.replace(path)
     found: list[list[int]] = json.loads(path.read_text())
     return found
 

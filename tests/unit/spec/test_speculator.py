@@ -175,3 +175,13 @@ def test_a_newcomer_is_asked_for_while_the_others_rest() -> None:
     assert proposer.num_asked == num_asked
     run(speculator, [*requests, request_of("new", [1, 2, 3])], 1)
     assert proposer.num_asked == num_asked + 1
+
+
+def test_a_request_of_an_id_that_rested_is_asked_for() -> None:
+    proposer = GuessingProposer(0.0, 0.5, request_s=0.0001)
+    speculator, requests = speculator_of(proposer), requests_of(4)
+    run(speculator, requests, 3 * EXPLORE_EVERY + 2)
+    num_asked = proposer.num_asked
+    speculator.forget(requests[0].request_id)
+    run(speculator, [request_of("r0", [1, 2, 3]), *requests[1:]], 1)
+    assert proposer.num_asked == num_asked + 1
