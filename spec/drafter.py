@@ -63,13 +63,14 @@ class _Progress:
 
 @dataclass(slots=True)
 class _Run:
-    """One request in one call: its rows so far and its draft."""
+    """One request in one call, and its draft so far."""
 
     idx: int
     request: Request
     depth: int
     num_tokens: int
-    draft: Draft = field(default_factory=lambda: Draft([], []))
+    token_ids: list[int] = field(default_factory=list)
+    confidences: list[float] = field(default_factory=list)
     survival: float = 1.0
 
 
@@ -121,14 +122,17 @@ class DrafterProposer:
         drafts = [NO_DRAFT] * len(requests)
         runs = active = self._first_pass(self._runs(requests, depths))
         num_passes = 1
-        while active := [
-            run for run in active if run.depth > num_passes and run.survival >= least_survival
+        while kept := [
+            idx
+            for idx, run in enumerate(active)
+            if run.depth > num_passes and run.survival >= least_survival
         ]:
-            self._next_pass(active)
+            active = [active[idx] for idx in kept]
+            self._take(active, *self._rows.follow(kept))
             num_passes += 1
         for run in runs:
-            drafts[run.idx] = run.draft
-            self._of(run.request).drafted = list(run.draft.token_ids)
+            drafts[run.idx] = Draft(run.token_ids, run.confidences)
+            self._of(run.request).drafted = run.token_ids
         overhead_s = (perf_counter() - begin_s - self._drafter.seconds) / num_passes
         self._overhead_s += OVERHEAD_FADE * (overhead_s - self._overhead_s)
         return drafts
@@ -167,24 +171,16 @@ class DrafterProposer:
                 there.append(run)
             progress.num_computed = end
             self._note(run.request, progress)
-        self._take_guesses(there)
+        if not self._rows.is_empty:
+            self._take(there, *self._rows.run())
         return there
 
-    def _next_pass(self, runs: Sequence[_Run]) -> None:
-        self._rows.begin()
-        for run in runs:
-            position = run.num_tokens + len(run.draft.token_ids) - 1
-            self._rows.add_draft(run.request, position, run.draft.token_ids[-1])
-        self._take_guesses(runs)
-
-    def _take_guesses(self, runs: Sequence[_Run]) -> None:
-        if self._rows.is_empty:
-            return
-        token_ids, confidences = self._rows.run()
+    @staticmethod
+    def _take(runs: Sequence[_Run], token_ids: Sequence[int], confidences: Sequence[float]) -> None:
+        """One more guess for each of these."""
         for run, token_id, confidence in zip(runs, token_ids, confidences, strict=True):
-            run.draft = Draft(
-                [*run.draft.token_ids, token_id], [*run.draft.confidences, confidence]
-            )
+            run.token_ids.append(token_id)
+            run.confidences.append(confidence)
             run.survival *= confidence
 
     # What is computed already -----------------------------------------------------------------
