@@ -54,10 +54,11 @@ quick: install
 test: install  ## all tests
 	$(BIN)/pytest
 
-soak: install  ## 200 starts, a burst of 1000 clients, an hour of all sorts of clients
+soak: install  ## 200 starts, a burst of 1000 clients, an hour of clients, half one of drafts
 	HASTEN_SOAK_STARTS=200 $(BIN)/pytest tests/server/test_starts.py
 	HASTEN_SOAK_CLIENTS=1000 $(BIN)/pytest tests/server/test_bursts.py
 	HASTEN_SOAK_MINUTES=60 $(BIN)/pytest tests/server/test_soak.py
+	HASTEN_SOAK_MINUTES=30 $(BIN)/pytest tests/cpu/spec/test_acceptance_soak.py
 
 SHIPPED_HEAD := core/loading/heads/smollm2-135m-instruct
 

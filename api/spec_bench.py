@@ -16,6 +16,7 @@ from time import perf_counter, process_time
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 from hasten.api.engine import build_engine
 from hasten.api.text_model import template_of, tokenizer_of
 from hasten.core.messages import AddRequest
@@ -35,6 +36,8 @@ FULL_LOADS, FULL_DEPTHS = "1,2,4,8,16,32", ("1", "2", "4", "8", "auto")
 CLOCKS: dict[str, Callable[[], float]] = {"wall": perf_counter, "cpu": process_time}
 NAMES = ("Ann", "Bob", "Cid", "Dee", "Eve", "Fay", "Gus", "Hal", "Ida", "Jon", "Kim", "Lea")
 RANDOM_PROMPT_LEN = 64
+NUM_RESAMPLES = 10_000
+"""Of the repeats, for the bound of a median."""
 PROMPTS_PER_SEAT = 3
 
 
@@ -49,8 +52,8 @@ class SpecBenchOptions:
     )
     prompts: str = option(
         "chat",
-        "with commas: chat, copy (answers repeat the prompt), random (tokens that nobody guesses), "
-        "or a file with a prompt a line",
+        "with commas: chat (built in; a shipped head has learnt from these), copy (answers repeat "
+        "the prompt), random (tokens that nobody guesses), or a file with a prompt a line",
     )
     max_tokens: int = option(100, "tokens of each answer")
     repeats: int = option(7, "runs of each configuration, all on other prompts")
@@ -79,18 +82,66 @@ class SpecRow(msgspec.Struct, frozen=True):
     """One configuration at one load. Ratios are to `off`, by repeat: median and extremes.
 
     `depth` is the mean number of drafts per request and step, `acceptance` the share of them that
-    were right; `itl_ms` are the median and the 99th percentile over tokens.
+    were right; `itl_ms` are the median and the 99th percentile over tokens. `rates` are tokens per
+    second by repeat.
     """
 
     prompts: str
     load: int
     configuration: str
-    tokens_per_s: float
+    rates: tuple[float, ...]
     ratio: float
     ratio_range: tuple[float, float]
     itl_ms: tuple[float, float]
     depth: float
     acceptance: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return median(self.rates)
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """A depth that follows the load against the fastest of `off` and the fixed depths.
+
+    The median ratio over repeats, and what it exceeds with a probability of 95 % (bootstrap).
+    """
+
+    prompts: str
+    load: int
+    configuration: str
+    against: str
+    ratio: float
+    at_least: float
+
+
+def comparisons(rows: Sequence[SpecRow]) -> list[Comparison]:
+    """Of every configuration whose depth is `auto`, at each load."""
+    found = []
+    for row in rows:
+        if not row.configuration.endswith(":auto"):
+            continue
+        others = [
+            other
+            for other in rows
+            if (other.prompts, other.load) == (row.prompts, row.load)
+            and not other.configuration.endswith(":auto")
+        ]
+        best = max(others, key=lambda other: other.tokens_per_s)
+        ratios = np.array(row.rates) / np.array(best.rates)
+        resampled = np.random.default_rng(0).choice(ratios, (NUM_RESAMPLES, len(ratios)))
+        at_least = float(np.quantile(np.median(resampled, axis=1), 0.05))
+        found.append(
+            Comparison(
+                row.prompts,
+                row.load,
+                row.configuration,
+                best.configuration,
+                float(np.median(ratios)),
+                at_least,
+            )
+        )
+    return found
 
 
 @dataclass(slots=True)
@@ -156,7 +207,7 @@ def _rows(
             prompts=kind,
             load=load,
             configuration=name,
-            tokens_per_s=median(run.rate for run in runs[name]),
+            rates=tuple(run.rate for run in runs[name]),
             ratio=median(ratios),
             ratio_range=(ratios[0], ratios[-1]),
             itl_ms=(1000 * median(gaps), 1000 * gaps[int(0.99 * (len(gaps) - 1))]),

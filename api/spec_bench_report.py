@@ -11,17 +11,37 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hasten.api.spec_bench import SpecRow
+    from hasten.api.spec_bench import Comparison, SpecRow
 
 HEADINGS = ("prompts", "load", "speculation", "tokens/s", "ratio", "ITL ms", "depth", "accepted")
+COMPARED = ("prompts", "load", "speculation", "against", "ratio", "at least")
 COLOURS = ("#64748b", "#2563eb", "#16a34a", "#d97706", "#dc2626", "#7c3aed", "#0891b2", "#be185d")
 WIDTH, HEIGHT, MARGIN = 420, 260, 44
 
 
 def markdown_table(rows: Sequence[SpecRow]) -> str:
-    lines = ["| " + " | ".join(HEADINGS) + " |", "|" + "---|" * len(HEADINGS)]
-    lines += ["| " + " | ".join(_cells(row)) + " |" for row in rows]
-    return "\n".join(lines) + "\n"
+    return _table(HEADINGS, [_cells(row) for row in rows])
+
+
+def comparison_table(rows: Sequence[Comparison]) -> str:
+    """Depths that follow the load against the fastest that do not."""
+    cells = [
+        (
+            row.prompts,
+            str(row.load),
+            row.configuration,
+            row.against,
+            f"{row.ratio:.3f}",
+            f"{row.at_least:.3f}",
+        )
+        for row in rows
+    ]
+    return _table(COMPARED, cells)
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
 def _cells(row: SpecRow) -> tuple[str, ...]:

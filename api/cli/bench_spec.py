@@ -24,7 +24,8 @@ from hasten.core.options import EngineOptions
 def spec(ctx: click.Context, /, out: Path | None, json_path: Path | None, **values: Any) -> None:
     """Decode the same prompts with and without speculation, in this process.
 
-    Ratios are to no speculation, between runs on the same prompts. --methods says what is compared;
+    Ratios are to no speculation, between runs on the same prompts, and in a second table to the
+    fastest of none and the fixed depths. --methods says what is compared;
     --spec-draft-model and --spec-eagle-head are given as to `hasten serve`.
     """
     options = build_options(SpecBenchOptions, values)
@@ -34,8 +35,8 @@ def spec(ctx: click.Context, /, out: Path | None, json_path: Path | None, **valu
             raise click.UsageError(f"{flag}: what is compared is said by --methods and --full", ctx)
     values |= {"spec_method": "auto"}  # so that any drafter may be named
     engine_options = build_options(EngineOptions, values)
-    from hasten.api.spec_bench import run_spec_bench
-    from hasten.api.spec_bench_report import markdown_table, plot
+    from hasten.api.spec_bench import comparisons, run_spec_bench
+    from hasten.api.spec_bench_report import comparison_table, markdown_table, plot
     from rich.console import Console
 
     console = Console(stderr=True)
@@ -43,10 +44,11 @@ def spec(ctx: click.Context, /, out: Path | None, json_path: Path | None, **valu
         with console.status("loading") as status:
             rows = list(run_spec_bench(engine_options, options, status.update))
         write_json(json_path, rows)
+        tables = f"{markdown_table(rows)}\n{comparison_table(comparisons(rows))}"
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
-            (out / "speculation.md").write_text(markdown_table(rows))
+            (out / "speculation.md").write_text(tables)
             (out / "speculation.svg").write_text(plot(rows))
     except (ValueError, OSError) as error:
         raise click.ClickException(str(error)) from error
-    click.echo(markdown_table(rows), nl=False)
+    click.echo(tables, nl=False)

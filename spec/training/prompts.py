@@ -26,7 +26,8 @@ def built_in_prompts(seed: int) -> list[str]:
 
 
 def read_prompts(path: Path) -> list[str]:
-    """One prompt a line: plain text, or JSON objects with a `prompt`.
+    """One prompt a line: plain text, or JSON objects with a `prompt` or the `turns` of a chat, of
+    which the first is taken.
 
     Raises ValueError naming the line, and OSError.
     """
@@ -38,8 +39,9 @@ def read_prompts(path: Path) -> list[str]:
             prompts.append(line)
             continue
         try:
-            prompts.append(str(json.loads(line)["prompt"]))
-        except (ValueError, KeyError) as error:
+            found = json.loads(line)
+            prompts.append(str(found["turns"][0] if "turns" in found else found["prompt"]))
+        except (ValueError, LookupError, TypeError) as error:
             raise ValueError(f"{path}: line {number} is no object with a prompt") from error
     if not prompts:
         raise ValueError(f"{path}: holds no prompt")

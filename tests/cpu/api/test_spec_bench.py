@@ -9,8 +9,14 @@ import pytest
 from click.testing import CliRunner
 from hasten.api import spec_bench
 from hasten.api.cli.main import main
-from hasten.api.spec_bench import SpecBenchOptions, SpecRow, prompts_of, run_spec_bench
-from hasten.api.spec_bench_report import markdown_table, plot
+from hasten.api.spec_bench import (
+    SpecBenchOptions,
+    SpecRow,
+    comparisons,
+    prompts_of,
+    run_spec_bench,
+)
+from hasten.api.spec_bench_report import comparison_table, markdown_table, plot
 from hasten.core.loading import LoadError
 from hasten.core.options import (
     CacheOptions,
@@ -26,7 +32,7 @@ def row(configuration: str, load: int, tokens_per_s: float) -> SpecRow:
         prompts="chat",
         load=load,
         configuration=configuration,
-        tokens_per_s=tokens_per_s,
+        rates=(tokens_per_s - 10, tokens_per_s, tokens_per_s + 20),
         ratio=tokens_per_s / 100,
         ratio_range=(0.9, 1.3),
         itl_ms=(10.0, 20.0),
@@ -56,6 +62,21 @@ def test_reports() -> None:
     assert picture.startswith("<svg")
     assert picture.count("<polyline") == 4
     assert "1.5" in picture, "the depth that was chosen"
+
+
+def test_auto_is_compared_with_the_fastest_of_the_others() -> None:
+    rows = [
+        row(name, load, rate)
+        for load in (1, 8)
+        for name, rate in (("off", 100.0 * load), ("ngram:2", 110.0), ("ngram:auto", 121.0))
+    ]
+    one, eight = comparisons(rows)
+    assert (one.load, one.against) == (1, "ngram:2")
+    assert one.ratio == pytest.approx(1.1)
+    assert one.at_least == pytest.approx(141 / 130, abs=1e-3)
+    assert eight.against == "off"
+    assert eight.ratio == pytest.approx(121 / 800)
+    assert "| chat | 1 | ngram:auto | ngram:2 | 1.100 | 1.085 |" in comparison_table([one, eight])
 
 
 def test_a_run_on_the_embedded_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,9 +20,12 @@ def test_files_hold_lines_of_text_or_json(tmp_path: Path) -> None:
     path = tmp_path / "prompts"
     path.write_text('Hello\n\n{"prompt": "Two\\nlines"}\n')
     assert read_prompts(path) == ["Hello", "Two\nlines"]
-    path.write_text('Hello\n{"text": "?"}\n')
-    with pytest.raises(ValueError, match="line 2"):
-        read_prompts(path)
+    path.write_text('{"turns": ["First", "second"]}\n')
+    assert read_prompts(path) == ["First"]
+    for wrong in ('{"text": "?"}', '{"turns": []}', '{"turns": 1}'):
+        path.write_text(f"Hello\n{wrong}\n")
+        with pytest.raises(ValueError, match="line 2"):
+            read_prompts(path)
     path.write_text("\n")
     with pytest.raises(ValueError, match="no prompt"):
         read_prompts(path)

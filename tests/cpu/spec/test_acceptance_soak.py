@@ -1,0 +1,92 @@
+"""A head guesses as well after a long time as at first: round after round of the same chats.
+
+Seconds in CI; `HASTEN_SOAK_MINUTES=30` (`make soak`) goes on for so long.
+"""
+
+from __future__ import annotations
+
+import os
+from time import monotonic
+
+import pytest
+from hasten.api.engine import build_engine
+from hasten.api.text_model import template_of, tokenizer_of
+from hasten.core.engine import Engine
+from hasten.core.loading import LoadError
+from hasten.core.messages import AddRequest
+from hasten.core.options import (
+    CacheOptions,
+    ConfigurationError,
+    EngineOptions,
+    ExecutionOptions,
+    ModelOptions,
+    SpeculationOptions,
+)
+from hasten.core.params import GenerationParams
+from hasten.spec.training.prompts import built_in_prompts
+
+MINUTES = float(os.environ.get("HASTEN_SOAK_MINUTES", "0.05"))
+IS_LONG = MINUTES >= 1
+NUM_CHATS, MAX_TOKENS = (24, 200) if IS_LONG else (4, 24)
+DRIFT = 0.02
+"""Of the share of right first guesses, where the depth follows what steps take."""
+
+
+def engine_with_head(depth: str) -> Engine:
+    options = EngineOptions(
+        model=ModelOptions(max_model_len=1024),
+        cache=CacheOptions(kv_cache_memory_bytes=96 << 20),
+        execution=ExecutionOptions(kernels="cpu", num_threads=2 if IS_LONG else 1),
+        speculation=SpeculationOptions("eagle", depth),
+    )
+    return build_engine(options)
+
+
+def chats() -> list[list[int]]:
+    options = EngineOptions()
+    tokenizer = tokenizer_of(options)
+    template = template_of(options, tokenizer)
+    assert template is not None
+    found = built_in_prompts(seed=3)[:NUM_CHATS]
+    return [
+        tokenizer.encode(template.render([{"role": "user", "content": text}])) for text in found
+    ]
+
+
+def shares(engine: Engine, prompts: list[list[int]]) -> tuple[float, float, int]:
+    """Shares of right first and second guesses of a round, and the number of first ones."""
+    before = engine.stats()
+    for i, prompt in enumerate(prompts):
+        params = GenerationParams(max_tokens=MAX_TOKENS, ignore_eos=True, temperature=0.0, seed=i)
+        request = AddRequest(request_id=str(i), prompt_token_ids=prompt, params=params)
+        assert engine.add_request(request) is None
+    while engine.has_work:
+        engine.step()
+    after = engine.stats()
+    depths = [n - m for n, m in zip(after.draft_depths, before.draft_depths, strict=True)]
+    right = [n - m for n, m in zip(after.accepted_drafts, before.accepted_drafts, strict=True)]
+    num_drafted, num_deeper = sum(depths[1:]), sum(depths[2:])
+    return right[0] / max(num_drafted, 1), right[1] / max(num_deeper, 1), num_drafted
+
+
+@pytest.mark.parametrize("depth", ["2", "auto"])
+def test_acceptance_does_not_drift(depth: str) -> None:
+    try:
+        engine = engine_with_head(depth)
+    except (ConfigurationError, LoadError) as error:
+        pytest.skip(str(error))
+    prompts = chats()
+    ends = monotonic() + MINUTES * 60 / 2
+    rounds = [shares(engine, prompts)]
+    while monotonic() < ends or len(rounds) < 3:
+        rounds.append(shares(engine, prompts))
+    if depth == "2":
+        assert rounds[1:] == rounds[:-1], "drafts of the same chats differ"
+        assert rounds[0][2] > 0
+        return
+    third = len(rounds) // 3
+    first, last = rounds[:third], rounds[-third:]
+    drafted = [max(sum(each[2] for each in part), 1) for part in (first, last)]
+    right = [sum(each[0] * each[2] for each in part) for part in (first, last)]
+    if IS_LONG:
+        assert abs(right[0] / drafted[0] - right[1] / drafted[1]) < DRIFT, rounds
