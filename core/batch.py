@@ -3,7 +3,8 @@
 Per-request numbers live in slot arrays (slot = the request's block-table row), so that a step
 gathers them instead of walking over the requests' parameters. Block tables are passed as the
 block manager keeps them, without a copy. A step in which every request decodes one token, the
-common case, takes shortcuts that give the same arrays.
+common case, takes shortcuts that give the same arrays, above all after another of the same requests
+(`core.steady_decode`).
 
 Exercised by `pytest tests/unit/core/test_batch.py`.
 """
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from hasten.core.protocols import MaskJob
 from hasten.core.sampling_state import RowEdits, SlotParameters
+from hasten.core.steady_decode import SteadyDecode
 from hasten.kernels.step import GroupTables, SamplingRows, SparseRows, StepBatch
 
 if TYPE_CHECKING:
@@ -63,9 +65,13 @@ class BatchBuilder:
         self._iota = np.arange(max(capacity.max_tokens, num_slots) + 1, dtype=np.int32)
         self._unscored = np.full(capacity.max_tokens, -1, np.int32)
         self._no_copies = np.zeros((0, 2), np.int32)
+        self._steady: SteadyDecode | None = None
 
     def build(self, plan: StepPlan, requests: Mapping[RequestId, Request]) -> StepBatch:
         """The batch of `plan`. Modifies the slots of requests it has not met there before."""
+        steady = self._steady
+        if steady is not None and steady.move_on(plan, requests, self._blocks):
+            return steady.batch
         planned = plan.requests
         slots = self._bind_slots(planned, requests)
         tokens = _token_ids(planned, requests)
@@ -83,7 +89,7 @@ class BatchBuilder:
             seq_lens = starts + lens
         num_logit_rows = [p.num_logit_rows for p in planned]
         logit_rows, logit_slots = self._logit_rows(num_logit_rows, query_starts, table_rows)
-        return StepBatch(
+        batch = StepBatch(
             token_ids=np.array(tokens, np.int32),
             positions=positions,
             query_starts=query_starts,
@@ -94,6 +100,28 @@ class BatchBuilder:
             sampling=self._sampling(
                 planned, requests, slots, logit_slots, positions.take(logit_rows) + 1
             ),
+        )
+        self._steady = None
+        if len(tokens) == len(planned) == len(logit_rows) and not plan.block_copies:
+            self._steady = self._steady_decode(batch, plan, requests, slots)
+        return batch
+
+    def _steady_decode(
+        self,
+        batch: StepBatch,
+        plan: StepPlan,
+        requests: Mapping[RequestId, Request],
+        slots: list[int],
+    ) -> SteadyDecode | None:
+        """How to go on from this batch; None where more than tokens and positions will change."""
+        changing = (self._constrained, self._scoring, self._edits.keys())
+        if self._params.any_mask or not all(each.isdisjoint(slots) for each in changing):
+            return None
+        return SteadyDecode(
+            batch,
+            [requests[p.request_id] for p in plan.requests],
+            slots,
+            [p.start for p in plan.requests],
         )
 
     def _bind_slots(

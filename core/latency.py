@@ -78,12 +78,15 @@ class StepShape(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, batch: StepBatch) -> StepShape:
+        num_tokens, num_requests = batch.num_tokens, batch.num_requests
+        num_pairs = int(batch.positions.sum()) + num_tokens
+        only_decodes = num_tokens == num_requests
         return cls(
-            num_tokens=batch.num_tokens,
+            num_tokens=num_tokens,
             num_logit_rows=batch.num_logit_rows,
-            kv_tokens_read=int(batch.seq_lens.sum()),
-            query_key_pairs=int(batch.positions.sum()) + batch.num_tokens,
-            num_requests=batch.num_requests,
+            kv_tokens_read=num_pairs if only_decodes else int(batch.seq_lens.sum()),
+            query_key_pairs=num_pairs,
+            num_requests=num_requests,
         )
 
     def with_chunk(self, start: int, num_tokens: int, num_logit_rows: int = 0) -> StepShape:

@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from hasten.core.batch import BatchBuilder, scored_prompt_tokens
 from hasten.core.params import GenerationParams
 from hasten.core.plan import BlockCopy, PlannedRequest, StepPlan
 from hasten.core.request import Request, RequestId
 from hasten.kernels.program import Capacity
-from hasten.kernels.step import I32
+from hasten.kernels.step import I32, StepBatch
+from hypothesis import given
+from hypothesis import strategies as st
 
 CAPACITY = Capacity(max_tokens=64, max_requests=4, max_logit_rows=64, max_model_len=64)
 
@@ -109,6 +112,55 @@ def test_decoding_takes_the_short_way_to_the_same_arrays() -> None:
     assert batch.seq_lens.tolist() == [2, 3, 4, 5]
     assert batch.logit_rows.tolist() == [0, 1, 2, 3]
     assert batch.sampling.num_logprobs.tolist() == [0, 1, 2, 3]
+
+
+def arrays_of(batch: StepBatch) -> list[list[Any]]:
+    found: list[npt.NDArray[Any]] = [
+        batch.token_ids,
+        batch.positions,
+        batch.query_starts,
+        batch.seq_lens,
+    ]
+    found += [batch.table_rows, batch.logit_rows]
+    found += [array for g in batch.groups for array in (g.slot_mapping, g.block_copies)]
+    sampling = batch.sampling
+    found += [sampling.temperature, sampling.seeds, sampling.positions, sampling.num_logprobs]
+    return [array.tolist() for array in found]
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sets(st.integers(0, 3), min_size=1),  # who decodes
+        st.sampled_from(["decode"] * 6 + ["draft", "chunk", "copy", "replaced"]),
+    ),
+    max_size=40,
+)
+
+
+@given(STEPS)
+def test_going_on_gives_the_arrays_of_a_fresh_start(steps: list[tuple[set[int], str]]) -> None:
+    steady = builder()
+    requests = {RequestId(f"r{i}"): request_of(i, [i + 1] * (5 * i + 2), []) for i in range(4)}
+    for who, kind in steps:
+        planned = []
+        for i in sorted(who):
+            request = requests[RequestId(f"r{i}")]
+            if kind == "replaced":
+                requests[request.request_id] = request = request_of(i, list(request.token_ids), [])
+            num_drafts = 2 if kind == "draft" else 0
+            request.draft_token_ids = [7, 8][:num_drafts]
+            num_tokens = 1 + num_drafts if kind != "chunk" else 2
+            start = request.num_tokens - num_tokens + num_drafts
+            planned.append(
+                PlannedRequest(request.request_id, start, num_tokens, num_drafts, 1 + num_drafts)
+            )
+        copies = (BlockCopy(0, 1, 2),) if kind == "copy" else ()
+        plan = plan_of(*planned, copies=copies)
+        assert arrays_of(steady.build(plan, requests)) == arrays_of(builder().build(plan, requests))
+        for i in who:
+            request = requests[RequestId(f"r{i}")]
+            if request.num_tokens < 60:
+                request.token_ids.append(40 + request.num_tokens)
 
 
 def test_a_scored_prompt_takes_its_own_tokens() -> None:
