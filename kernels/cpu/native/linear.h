@@ -74,10 +74,23 @@ struct LinearTile {
     }
     const int outputs = op.activation == Activation::kNone ? op.weight.rows : op.weight.rows / 2;
     const int left = outputs - tile * kTileCols;
+    const int column = op.out_begin + tile * kTileCols;
+    if (op.out.forms == kPlain && left >= kTileCols) {
+      copy_out(values[0], block, height, column);
+      return;
+    }
     const int count = left < kTileCols ? left : kTileCols;
     for (int r = 0; r < height; ++r) {
-      emit_at(op.out, {block, height, r}, op.out_begin + tile * kTileCols,
-              values[0] + r * kTileCols, count);
+      emit_at(op.out, {block, height, r}, column, values[0] + r * kTileCols, count);
+    }
+  }
+
+  HASTEN_INLINE void copy_out(const float* values, int block, int height, int column) const {
+    const Buffer& b = *op.out.buffer;
+    for (int r = 0; r < height; ++r) {
+      float* to = plain_row(b, block + r) + column;
+      store(to, load(values + r * kTileCols));
+      store(to + kLanes, load(values + r * kTileCols + kLanes));
     }
   }
 };
