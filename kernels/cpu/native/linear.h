@@ -1,7 +1,7 @@
 // linear: out = x W^T (+ bias), and the fused pair linear + act_mul.
 //
 // Threads share the tiles of outputs (tiles.h). For many rows, int4 tiles are unpacked to bytes once
-// (unpacked.h) and used for up to kChunkBlocks blocks of rows.
+// (unpacked.h), with the first block of rows, and used for up to kChunkBlocks blocks.
 
 namespace hasten::HASTEN_ISA {
 
@@ -19,6 +19,9 @@ struct LinearTile {
   const uint8_t* weight;  // the tile, or the first of the pair
   size_t tile_bytes;
   int tile;
+  // The same as it is packed, where it is still to be unpacked to `scratch`.
+  const uint8_t* packed = nullptr;
+  uint8_t* scratch = nullptr;
 
   HASTEN_INLINE void add_bias(float* values, int height, int which) const {
     if (op.bias == nullptr) return;
@@ -54,18 +57,31 @@ struct LinearTile {
     }
   }
 
+  HASTEN_INLINE void multiply(const TileInput& x, int height, int which, float* values) const {
+    const int groups = op.weight.groups();
+    const size_t offset = tile_bytes * static_cast<size_t>(which);
+    if (packed == nullptr) {
+      kernels.of[height - 1](x, weight + offset, groups, values);
+      return;
+    }
+    static constexpr FirstBlockKernels first[] = {first_block_kernels<true>(),
+                                                  first_block_kernels<false>()};
+    first[static_cast<int>(op.weight.scales)].of[height - 1](
+        x, packed + op.weight.tile_bytes() * static_cast<size_t>(which), groups, scratch + offset,
+        values);
+  }
+
   void run(const TileInput& x, int block, int height) const {
     alignas(64) float values[2][kTallTile * kTileCols];
     fetch_outputs(block, height);
-    const TileKernel kernel = kernels.of[height - 1];
-    kernel(x, weight, op.weight.groups(), values[0]);
+    multiply(x, height, 0, values[0]);
     if (op.activation == Activation::kNone) {
       add_bias(values[0], height, tile);
     } else {
       TileInput again = x;
       if (again.weight.part > 0) again.weight.from += op.weight.tile_bytes();
       again.keys = {};  // they are on their way
-      kernel(again, weight + tile_bytes, op.weight.groups(), values[1]);
+      multiply(again, height, 1, values[1]);
       add_bias(values[0], height, 2 * tile);
       add_bias(values[1], height, 2 * tile + 1);
       for (int i = 0; i < height * kTileCols; i += kLanes) {
@@ -139,9 +155,9 @@ class LinearRun {
     const uint8_t* packed = op_.weight.data + bytes * static_cast<size_t>(tile);
     const int blocks = round_up(last - first, height_) / height_;
     const int groups = op_.weight.groups();
-    const LinearTile job = unpacks_ ? unpacked_tile(packed, tile)
-                                    : LinearTile{op_, tile_kernels(op_.weight), packed,
-                                                 packed_bytes_, tile};
+    LinearTile job = unpacks_ ? unpacked_tile(packed, tile)
+                              : LinearTile{op_, tile_kernels(op_.weight), packed, packed_bytes_,
+                                           tile};
     for (int i = 0; i < blocks; ++i) {
       const int block = first + i * height_;
       const int height = last - block < height_ ? last - block : height_;
@@ -149,6 +165,7 @@ class LinearRun {
       if (tile + 1 < tiles_) x.weight = weight_ahead(packed, i, blocks);
       x.keys = keys_ahead(groups);
       job.run(x, block, height);
+      job.packed = nullptr;
     }
   }
 
@@ -179,13 +196,7 @@ class LinearRun {
       return {op_, tile_kernels(op_.weight), share_.scratch, unpacked_bytes_, tile};
     }
     static constexpr TileKernels kernels = many_rows_kernels();
-    const auto unpack = op_.weight.scales == ScaleType::kF16 ? unpack_int4_tile<true>
-                                                             : unpack_int4_tile<false>;
-    for (int i = 0; i < per_output_; ++i) {
-      unpack(packed + packed_bytes_ * static_cast<size_t>(i), op_.weight.groups(),
-             share_.scratch + unpacked_bytes_ * static_cast<size_t>(i));
-    }
-    return {op_, kernels, share_.scratch, unpacked_bytes_, tile};
+    return {op_, kernels, share_.scratch, unpacked_bytes_, tile, packed, share_.scratch};
   }
 
   const LinearOp& op_;

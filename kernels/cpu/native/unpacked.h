@@ -19,6 +19,16 @@ struct UnpackedInt4 : Bytes<false, true> {
   static HASTEN_INLINE I16x dot(I16x acc, I16x w, I16x x) { return dot_u4(acc, w, x); }
 };
 
+// Scales and offsets of a group, which stand behind its bytes.
+template <class Packed>
+HASTEN_INLINE void store_scales(const uint8_t* from, uint8_t* to) {
+  auto* scales = reinterpret_cast<float*>(to + kTileCols * kGroup);
+  for (int half = 0; half < 2; ++half) {
+    store(scales + half * kLanes, Packed::scale(from, half));
+    store(scales + kTileCols + half * kLanes, Packed::offset(from, half));
+  }
+}
+
 #if defined(__AVX512VNNI__)
 
 // A group: h + 120 and l - 8 in the places of h and l, scales, offsets, -(sum of (h + 120) (l - 8)).
@@ -78,47 +88,91 @@ constexpr TileKernels many_rows_kernels() {
   return table;
 }
 
-// Step `step` of half `half` of a group; adds what it takes from the start.
-HASTEN_INLINE void store_unpacked(uint8_t* to, int step, int half, I16x low, I16x high,
-                                  I16x& product) {
-  low = add_bytes(low, isplat_byte(-8));
-  high = add_bytes(high, isplat_byte(kActivationMax));
-  istore(to + 64 * (2 * step + half), low);
-  istore(to + 64 * (2 * (step + 4) + half), high);
-  product = dot_bytes(product, high, low);
-}
-HASTEN_INLINE void store_start(uint8_t* to, int half, I16x product) {
-  istore(to + PairedInt4::kStart + 64 * half, izero() - product);
+// Unpacks a tile and multiplies it with the first block of rows, as storing keeps units busy that
+// products leave idle.
+template <bool kScalesF16, int R>
+void first_block_kernel(const TileInput& x, const uint8_t* from, int groups, uint8_t* to,
+                        float* out) {
+  using Packed = Int4<kScalesF16>;
+  F16x sum[R][2];
+  for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = zero();
+  const uint32_t* words = x.words;
+  for (int g = 0; g < groups;
+       ++g, from += Packed::kStride, to += PairedInt4::kStride, words += 8 * R) {
+    x.weight.fetch(g);
+    x.keys.fetch(g);
+    I16x acc[R][2], products[2] = {izero(), izero()};
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = isplat(x.pairs[g * R + r]);
+#pragma GCC unroll 4
+    for (int step = 0; step < 4; ++step) {
+      I16x low[2], high[2];
+      for (int half = 0; half < 2; ++half) {
+        low[half] = add_bytes(Packed::low(from, step, half), isplat_byte(-8));
+        high[half] = add_bytes(Packed::high(from, step, half), isplat_byte(kActivationMax));
+        istore(to + 64 * (2 * step + half), low[half]);
+        istore(to + 64 * (2 * (step + 4) + half), high[half]);
+        products[half] = dot_bytes(products[half], high[half], low[half]);
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        const I16x a = isplat(static_cast<int32_t>(words[step * R + r]));
+        const I16x b = isplat(static_cast<int32_t>(words[(step + 4) * R + r]));
+        for (int half = 0; half < 2; ++half) {
+          acc[r][half] =
+              dot_bytes(acc[r][half], add_bytes(high[half], a), add_bytes(low[half], b));
+        }
+      }
+    }
+    for (int half = 0; half < 2; ++half) {
+      const I16x start = izero() - products[half];
+      istore(to + PairedInt4::kStart + 64 * half, start);
+      for (int r = 0; r < R; ++r) acc[r][half] = acc[r][half] + start;
+    }
+    store_scales<Packed>(from, to);
+    add_group<PairedInt4, R>(x, to, g, acc, sum);
+  }
+  store_tile<R>(sum, out);
 }
 
 #else
 
 using ManyRows = UnpackedInt4;
 constexpr TileKernels many_rows_kernels() { return integer_kernels<UnpackedInt4>(); }
-HASTEN_INLINE void store_unpacked(uint8_t* to, int step, int half, I16x low, I16x high, I16x&) {
-  istore(to + 64 * (2 * step + half), low);
-  istore(to + 64 * (2 * (step + 4) + half), high);
+
+template <bool kScalesF16, int R>
+void first_block_kernel(const TileInput& x, const uint8_t* from, int groups, uint8_t* to,
+                        float* out) {
+  using Packed = Int4<kScalesF16>;
+  uint8_t* group = to;
+  for (int g = 0; g < groups; ++g, from += Packed::kStride, group += ManyRows::kStride) {
+    for (int half = 0; half < 2; ++half) {
+      for (int step = 0; step < 4; ++step) {
+        istore(group + 64 * (2 * step + half), Packed::low(from, step, half));
+        istore(group + 64 * (2 * (step + 4) + half), Packed::high(from, step, half));
+      }
+    }
+    store_scales<Packed>(from, group);
+  }
+  integer_tile<UnpackedInt4, R>(x, to, groups, out);
 }
-HASTEN_INLINE void store_start(uint8_t*, int, I16x) {}
 
 #endif
 
+// By height, as TileKernels.
+struct FirstBlockKernels {
+  void (*of[kTallTile])(const TileInput&, const uint8_t* from, int groups, uint8_t* to, float* out);
+};
+template <bool kScalesF16, int R = kTallTile>
+constexpr void fill_first_block(FirstBlockKernels& table) {
+  table.of[R - 1] = first_block_kernel<kScalesF16, R>;
+  if constexpr (R > 1) fill_first_block<kScalesF16, R - 1>(table);
+}
 template <bool kScalesF16>
-void unpack_int4_tile(const uint8_t* from, int groups, uint8_t* to) {
-  using Packed = Int4<kScalesF16>;
-  for (int g = 0; g < groups; ++g, from += Packed::kStride, to += ManyRows::kStride) {
-    auto* scales = reinterpret_cast<float*>(to + kTileCols * kGroup);
-    for (int half = 0; half < 2; ++half) {
-      I16x product = izero();
-      for (int step = 0; step < 4; ++step) {
-        store_unpacked(to, step, half, Packed::low(from, step, half),
-                       Packed::high(from, step, half), product);
-      }
-      store_start(to, half, product);
-      store(scales + half * kLanes, Packed::scale(from, half));
-      store(scales + kTileCols + half * kLanes, Packed::offset(from, half));
-    }
-  }
+constexpr FirstBlockKernels first_block_kernels() {
+  FirstBlockKernels table{};
+  fill_first_block<kScalesF16>(table);
+  return table;
 }
 
 }  // namespace hasten::HASTEN_ISA
