@@ -151,17 +151,24 @@ HASTEN_INLINE float exp_scalar(float x) {
 
 // into = into (+) from, for `rows` rows.
 inline void merge(const RowState& into, const RowState& from, int rows, int head_size) {
-  for (int r = 0; r < rows; ++r) {
-    const float largest = into.max[r] > from.max[r] ? into.max[r] : from.max[r];
-    const float a = exp_scalar(into.max[r] - largest), b = exp_scalar(from.max[r] - largest);
-    into.max[r] = largest;
-    into.sum[r] = into.sum[r] * a + from.sum[r] * b;
-    float* x = into.acc + r * head_size;
-    const float* y = from.acc + r * head_size;
-    for (int d = 0; d < head_size; d += kLanes) {
-      store(x + d, fma(load(y + d), splat(b), load(x + d) * splat(a)));
+  alignas(64) float a[kLanes], b[kLanes];  // factors of a vector of rows
+  for_vectors(rows, [&](int first, int count) {
+    const F16x x = load_upto(into.max + first, count), y = load_upto(from.max + first, count);
+    const F16x largest = max(x, y);
+    const F16x p = exp(x - largest), q = exp(y - largest);
+    const F16x sum = load_upto(into.sum + first, count) * p + load_upto(from.sum + first, count) * q;
+    store_upto(into.max + first, largest, count);
+    store_upto(into.sum + first, sum, count);
+    store(a, p);
+    store(b, q);
+    for (int r = 0; r < count; ++r) {
+      float* to = into.acc + (first + r) * head_size;
+      const float* more = from.acc + (first + r) * head_size;
+      for (int d = 0; d < head_size; d += kLanes) {
+        store(to + d, fma(load(more + d), splat(b[r]), load(to + d) * splat(a[r])));
+      }
     }
-  }
+  });
 }
 
 // One task on one KV head.
