@@ -170,7 +170,7 @@ class TextGenerator:
                         "it cannot write its own"
                     )
                 job = Job(str(num_begun), turn.opening, PROMPT_TEMPERATURE, seed + num_begun)
-                self._add(job, max_tokens)
+                self._add(job, max_tokens, num_logprobs=None)
                 num_begun += 1
             for output in self._engine.step():
                 self._take(output)
@@ -222,12 +222,14 @@ class TextGenerator:
         writer.flush()
         _write_done(folder, done.union(finished))
 
-    def _add(self, job: Job, max_tokens: int) -> None:
+    def _add(
+        self, job: Job, max_tokens: int, num_logprobs: int | None = NUM_TEACHER_TOKENS
+    ) -> None:
         params = GenerationParams(
             max_tokens=max_tokens,
             seed=job.seed,
             temperature=job.temperature,
-            logprobs=NUM_TEACHER_TOKENS,
+            logprobs=num_logprobs,
             eos_token_ids=self._eos,
         )
         refused = self._engine.add_request(
