@@ -101,9 +101,7 @@ class BatchBuilder:
                 planned, requests, slots, logit_slots, positions.take(logit_rows) + 1
             ),
         )
-        self._steady = None
-        if len(tokens) == len(planned) == len(logit_rows) and not plan.block_copies:
-            self._steady = self._steady_decode(batch, plan, requests, slots)
+        self._steady = self._steady_decode(batch, plan, requests, slots)
         return batch
 
     def _steady_decode(
@@ -114,8 +112,13 @@ class BatchBuilder:
         slots: list[int],
     ) -> SteadyDecode | None:
         """How to go on from this batch; None where more than tokens and positions will change."""
+        num_requests = len(slots)
+        if batch.num_tokens != num_requests or batch.num_logit_rows != num_requests:
+            return None
         changing = (self._constrained, self._scoring, self._edits.keys())
-        if self._params.any_mask or not all(each.isdisjoint(slots) for each in changing):
+        if plan.block_copies or self._params.any_mask:
+            return None
+        if not all(each.isdisjoint(slots) for each in changing):
             return None
         return SteadyDecode(
             batch,

@@ -93,7 +93,7 @@ class DraftRows:
     def add_tokens(self, request: Request, start: int, end: int, *, wants_guess: bool) -> None:
         """Tokens [start, end) of a request; a guess after the last one, or none."""
         slot = self._blocks.table_row(request.request_id)
-        if self._owners[slot] is not request:
+        if not self._is_greedy and self._owners[slot] is not request:
             self._params.bind(slot, request)
             self._owners[slot] = request
         if wants_guess:

@@ -6,14 +6,14 @@ Seconds in CI; `HASTEN_SOAK_MINUTES=30` (`make soak`) goes on for so long.
 from __future__ import annotations
 
 import os
+from itertools import islice
 from time import monotonic
 
 import pytest
 from hasten.api.engine import build_engine
-from hasten.api.text_model import template_of, tokenizer_of
+from hasten.api.spec_bench import prompts_of
 from hasten.core.engine import Engine
 from hasten.core.loading import LoadError
-from hasten.core.messages import AddRequest
 from hasten.core.options import (
     CacheOptions,
     ConfigurationError,
@@ -23,7 +23,8 @@ from hasten.core.options import (
     SpeculationOptions,
 )
 from hasten.core.params import GenerationParams
-from hasten.spec.training.prompts import built_in_prompts
+
+from tests.helpers.engines import ask, run_requests
 
 MINUTES = float(os.environ.get("HASTEN_SOAK_MINUTES", "0.05"))
 IS_LONG = MINUTES >= 1
@@ -32,36 +33,20 @@ DRIFT = 0.02
 """Of the share of right first guesses, where the depth follows what steps take."""
 
 
-def engine_with_head(depth: str) -> Engine:
-    options = EngineOptions(
+def options_of(depth: str) -> EngineOptions:
+    return EngineOptions(
         model=ModelOptions(max_model_len=1024),
         cache=CacheOptions(kv_cache_memory_bytes=96 << 20),
         execution=ExecutionOptions(kernels="cpu", num_threads=2 if IS_LONG else 1),
         speculation=SpeculationOptions("eagle", depth),
     )
-    return build_engine(options)
-
-
-def chats() -> list[list[int]]:
-    options = EngineOptions()
-    tokenizer = tokenizer_of(options)
-    template = template_of(options, tokenizer)
-    assert template is not None
-    found = built_in_prompts(seed=3)[:NUM_CHATS]
-    return [
-        tokenizer.encode(template.render([{"role": "user", "content": text}])) for text in found
-    ]
 
 
 def shares(engine: Engine, prompts: list[list[int]]) -> tuple[float, float, int]:
     """Shares of right first and second guesses of a round, and the number of first ones."""
     before = engine.stats()
-    for i, prompt in enumerate(prompts):
-        params = GenerationParams(max_tokens=MAX_TOKENS, ignore_eos=True, temperature=0.0, seed=i)
-        request = AddRequest(request_id=str(i), prompt_token_ids=prompt, params=params)
-        assert engine.add_request(request) is None
-    while engine.has_work:
-        engine.step()
+    params = GenerationParams(max_tokens=MAX_TOKENS, ignore_eos=True, temperature=0.0, seed=1)
+    run_requests(engine, [ask(str(i), prompt, params) for i, prompt in enumerate(prompts)])
     after = engine.stats()
     depths = [n - m for n, m in zip(after.draft_depths, before.draft_depths, strict=True)]
     right = [n - m for n, m in zip(after.accepted_drafts, before.accepted_drafts, strict=True)]
@@ -71,11 +56,13 @@ def shares(engine: Engine, prompts: list[list[int]]) -> tuple[float, float, int]
 
 @pytest.mark.parametrize("depth", ["2", "auto"])
 def test_acceptance_does_not_drift(depth: str) -> None:
+    options = options_of(depth)
     try:
-        engine = engine_with_head(depth)
+        engine = build_engine(options)
     except (ConfigurationError, LoadError) as error:
         pytest.skip(str(error))
-    prompts = chats()
+    vocab_size = engine.ready_message().vocab_size
+    prompts = list(islice(prompts_of("chat", options, vocab_size), NUM_CHATS))
     ends = monotonic() + MINUTES * 60 / 2
     rounds = [shares(engine, prompts)]
     while monotonic() < ends or len(rounds) < 3:
