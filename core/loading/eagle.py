@@ -8,8 +8,10 @@
 
 d2t[i] is the target's id of draft id i, less i. Weights lie in model.safetensors, or in
 pytorch_model.bin, which needs torch. What a head does not bring (embedding, LM head, and EAGLE-1's
-final norm) is the target's; of the LM head those rows that d2t names. Exercised by
-`pytest tests/cpu/spec/test_eagle.py`.
+final norm) is the target's; of the LM head those rows that d2t names.
+
+Matrices are served in integers: of 8 bits, or of as many as `weight_bits` says in `eagle_config`, 4
+for a head that learnt with weights so rounded. Exercised by `pytest tests/cpu/spec/test_eagle.py`.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from hasten.core.models.weights import EMBED, FINAL_NORM, LM_HEAD, layer_weight
 from hasten.kernels.program import WeightName
 from hasten.kernels.step import I32
 from hasten.kernels.weights import DenseWeight, StackedWeight, Weight
-from hasten.quant.grouped_int import quantize_int8
+from hasten.quant.grouped_int import GROUP_SIZE, quantize_int4, quantize_int8
 
 TORCH_FILE = "pytorch_model.bin"
 RENAMED = {
@@ -44,6 +46,7 @@ IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "t2d")
 """Constants, and the mask of d2t's image."""
 UNSUPPORTED_FLAGS = ("layernorms", "norm_before_fc", "fc_norm", "norm_output")
 """Variants of the layouts that are refused by name."""
+WEIGHT_BITS = "weight_bits"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +71,17 @@ class Target:
 
 
 def load_eagle(folder: Path, target: Target) -> EagleHead:
-    """Read the head in `folder`, for `target`. Its linears become int8 where groups of 32 divide.
+    """Read the head in `folder`, for `target`. Its linears become integers (`served_matrix`).
 
     Raises LoadError naming what is missing, unsupported or made for another model.
     """
     if not (folder / "config.json").is_file():
         raise LoadError(f"{folder}: holds no config.json")
     tensors = _tensors(folder)
-    config = _config(read_json_object(folder / "config.json"), str(folder), tensors, target.config)
-    reader = _Reader(str(folder), dict(tensors), config)
+    values = read_json_object(folder / "config.json")
+    config = _config(values, str(folder), tensors, target.config)
+    num_bits = _weight_bits(Fields(values, str(folder)))
+    reader = _Reader(str(folder), dict(tensors), config, num_bits)
     draft_ids = reader.draft_ids()
     weights = reader.weights(target, draft_ids)
     reader.refuse_rest()
@@ -170,6 +175,14 @@ def _feature_layers(
     return layers
 
 
+def _weight_bits(fields: Fields) -> int:
+    owner = fields.nested("eagle_config") if "eagle_config" in fields else fields
+    if WEIGHT_BITS not in owner:
+        return 8
+    owner.refuse_unless(WEIGHT_BITS, (4, 8))
+    return owner.integer(WEIGHT_BITS)
+
+
 @dataclass(frozen=True, slots=True)
 class _Reader:
     """Takes the tensors one by one; what remains at the end belongs to nothing."""
@@ -177,6 +190,7 @@ class _Reader:
     where: str
     tensors: dict[str, np.ndarray[Any, Any]]
     config: EagleConfig
+    num_bits: int
 
     def weights(self, target: Target, draft_ids: I32 | None) -> dict[WeightName, Weight]:
         config, hidden = self.config, self.config.layer.hidden_size
@@ -186,13 +200,14 @@ class _Reader:
             weights[eagle.FC_BIAS] = self._vector("fc.bias", hidden)
         if config.version is EagleVersion.ONE:
             fc = self._take("fc.weight", (hidden, 2 * hidden))
-            weights[eagle.FC_EMBED] = _matrix(fc[:, :hidden])
-            weights[eagle.FC_HIDDEN] = _matrix(fc[:, hidden:])
+            weights[eagle.FC_EMBED] = self._matrix(fc[:, :hidden])
+            weights[eagle.FC_HIDDEN] = self._matrix(fc[:, hidden:])
             weights[eagle.TARGET_NORM] = target.weights[FINAL_NORM]
             weights[LM_HEAD] = target.lm_head
             self.tensors.pop("lm_head.weight", None)
         else:
-            weights[eagle.FC] = _matrix(self._take("fc.weight", (hidden, config.feature_width)))
+            fc = self._take("fc.weight", (hidden, config.feature_width))
+            weights[eagle.FC] = self._matrix(fc)
             weights[FINAL_NORM] = self._vector("norm.weight", hidden)
             weights[LM_HEAD] = self._lm_head(target, draft_ids)
         return weights
@@ -201,13 +216,14 @@ class _Reader:
         config, hidden = self.config, self.config.layer.hidden_size
         key = "lm_head.weight"
         if key in self.tensors:
-            return _matrix(self._take(key, (config.draft_vocab_size, hidden)))
+            return self._matrix(self._take(key, (config.draft_vocab_size, hidden)))
         if hidden != config.target_hidden_size:
             raise LoadError(f"{self.where}: tensor {key!r} is missing")
         if draft_ids is None:
             return target.lm_head
         assert not isinstance(target.lm_head, StackedWeight), "LM heads are one matrix"
-        return target.lm_head.take_rows(draft_ids.astype(np.intp))
+        rows = target.lm_head.take_rows(draft_ids.astype(np.intp))
+        return rows if self.num_bits == 8 else self._matrix(rows.dequantize())
 
     def draft_ids(self) -> I32 | None:
         """Raises LoadError where d2t is missing or leads out of the vocabulary."""
@@ -242,11 +258,11 @@ class _Reader:
         attention = (("q_proj", q), ("k_proj", kv), ("v_proj", kv))
         qkv = self._stacked("self_attn", attention, hidden * (2 if is_three else 1))
         weights: dict[WeightName, Weight] = {
-            layer_weight(0, "o"): _matrix(self._take(_key("self_attn.o_proj"), (hidden, q))),
-            layer_weight(0, "gate_up"): _matrix(
+            layer_weight(0, "o"): self._matrix(self._take(_key("self_attn.o_proj"), (hidden, q))),
+            layer_weight(0, "gate_up"): self._matrix(
                 self._stacked("mlp", (("gate_proj", mlp), ("up_proj", mlp)), hidden)
             ),
-            layer_weight(0, "down"): _matrix(self._take(_key("mlp.down_proj"), (hidden, mlp))),
+            layer_weight(0, "down"): self._matrix(self._take(_key("mlp.down_proj"), (hidden, mlp))),
             eagle.POST_NORM: self._vector(_key("post_attention_layernorm"), hidden),
         }
         if layer.qkv_bias:
@@ -255,10 +271,10 @@ class _Reader:
             ]
             weights[layer_weight(0, "qkv_bias")] = DenseWeight(np.concatenate(biases))
         if not is_three:
-            return weights | {layer_weight(0, "qkv"): _matrix(qkv)}
+            return weights | {layer_weight(0, "qkv"): self._matrix(qkv)}
         return weights | {
-            eagle.QKV_EMBED: _matrix(qkv[:, :hidden]),
-            eagle.QKV_HIDDEN: _matrix(qkv[:, hidden:]),
+            eagle.QKV_EMBED: self._matrix(qkv[:, :hidden]),
+            eagle.QKV_HIDDEN: self._matrix(qkv[:, hidden:]),
             eagle.EMBED_NORM: self._vector(_key("input_layernorm"), hidden),
             eagle.HIDDEN_NORM: self._vector(_key("hidden_norm"), hidden),
         }
@@ -269,6 +285,9 @@ class _Reader:
         return np.concatenate(
             [self._take(_key(f"{module}.{name}"), (out, width)) for name, out in parts]
         )
+
+    def _matrix(self, array: np.ndarray[Any, Any]) -> Weight:
+        return served_matrix(array, self.num_bits)
 
     def _vector(self, key: str, width: int) -> DenseWeight:
         return DenseWeight(self._take(key, (width,)).copy())
@@ -288,7 +307,12 @@ def _key(module: str, kind: str = "weight") -> str:
     return f"layers.0.{module}.{kind}"
 
 
-def _matrix(array: np.ndarray[Any, Any]) -> Weight:
-    """int8 in groups of 32, which is nearly exact and half of what is read; else as it is."""
+def served_matrix(array: np.ndarray[Any, Any], num_bits: int) -> Weight:
+    """Integers of so many bits in groups of 32 inputs, or the array where those do not divide.
+
+    Of 8 bits they are nearly exact, and half of what would be read.
+    """
     weight = DenseWeight(np.ascontiguousarray(array))
-    return quantize_int8(weight) if array.shape[1] % 32 == 0 else weight
+    if array.shape[1] % GROUP_SIZE:
+        return weight
+    return quantize_int4(weight) if num_bits == 4 else quantize_int8(weight)

@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from hasten.core.loading.eagle import WEIGHT_BITS
 from hasten.core.loading.safetensors_writer import write_json, write_safetensors
+from hasten.spec.training.rounding import NUM_BITS
 from ml_dtypes import bfloat16
 
 if TYPE_CHECKING:
@@ -89,7 +91,10 @@ def _config(
         "tie_word_embeddings": False,
         "vocab_size": target.vocab_size,
         "draft_vocab_size": draft_vocab_size,
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(feature_layers)},
+        "eagle_config": {
+            "eagle_aux_hidden_state_layer_ids": list(feature_layers),
+            WEIGHT_BITS: NUM_BITS,
+        },
     }
 
 

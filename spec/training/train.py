@@ -1,9 +1,9 @@
 """Training a head on a corpus: resumable, seeded, watched on text that it does not learn from.
 
 The loss of pass k is the cross-entropy against the target's likeliest tokens, as far as the head
-knows them, over the answers' positions, times `PASS_DECAY` ** (k - 1). Products are bf16. The head
-starts as the target's own last layer reading its last feature, under the target's LM head, which
-stays as it is.
+knows them, over the answers' positions, times `PASS_DECAY` ** (k - 1). Products are bf16, weights
+rounded as they will be served (`rounding`). The head starts as the target's own last layer reading
+its last feature, under the target's LM head, which stays as it is.
 
 The learning rate rises over the first steps and falls along a half cosine to a tenth. State is
 written every few minutes of computing, so that a machine that others use trains and does not
@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from hasten.core.models.weights import EMBED, FINAL_NORM, LM_HEAD, layer_weight
 from hasten.spec.training.head import EagleHead, HeadShape
+from hasten.spec.training.rounding import round_matrix, rounded_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -130,7 +131,11 @@ class HeadTrainer:
         """How often each pass guesses the target's likeliest token, if those before were right."""
         passes = self._options.num_passes + 1
         right, asked = np.zeros(passes), np.zeros(passes)
-        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        with (
+            torch.no_grad(),
+            torch.autocast("cpu", dtype=torch.bfloat16),
+            rounded_weights(self.head),
+        ):
             for idx in self._held[:num_passages]:
                 batch = self._tensors(self._corpus[idx])
                 survives = torch.ones(len(batch.rows), dtype=torch.bool)
@@ -168,12 +173,13 @@ class HeadTrainer:
         random.Random(f"{options.seed} {epoch}").shuffle(order)  # noqa: S311 (an order)
         chosen = order[place * options.batch_size : (place + 1) * options.batch_size]
         total = 0.0
-        for idx in chosen:
-            passage = self._corpus[idx]
-            loss = self._loss(self._tensors(passage))
-            (loss / len(chosen)).backward()  # type: ignore[no-untyped-call]  # torch's own
-            total += float(loss.detach()) / len(chosen)
-            progress.num_tokens += min(len(passage.tokens), options.max_len)
+        with rounded_weights(self.head):
+            for idx in chosen:
+                passage = self._corpus[idx]
+                loss = self._loss(self._tensors(passage))
+                (loss / len(chosen)).backward()  # type: ignore[no-untyped-call]  # torch's own
+                total += float(loss.detach()) / len(chosen)
+                progress.num_tokens += min(len(passage.tokens), options.max_len)
         torch.nn.utils.clip_grad_norm_(self.head.parameters(), CLIP_NORM)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
@@ -281,7 +287,7 @@ def start_from_target(
         head.fc.weight.normal_(0, 0.002)
         head.fc.weight[:, -hidden:] += torch.eye(hidden)
         table = weights[LM_HEAD if LM_HEAD in weights else EMBED].dequantize()
-        head.lm_head.weight.copy_(torch.from_numpy(table[draft_ids]))
+        head.lm_head.weight.copy_(round_matrix(torch.from_numpy(table[draft_ids])))
     head.lm_head.weight.requires_grad = False
 
 

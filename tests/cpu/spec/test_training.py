@@ -25,6 +25,7 @@ from hasten.spec.training.export import export_head
 from hasten.spec.training.generate import TextGenerator, UserTurn, answer_jobs
 from hasten.spec.training.head import EagleHead, HeadShape
 from hasten.spec.training.options import TrainEagleOptions
+from hasten.spec.training.rounding import round_matrix, rounded_weights
 from hasten.spec.training.run import train_eagle
 from hasten.spec.training.train import Progress, TrainingOptions, schedule, split
 
@@ -82,12 +83,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_unrolled_passes_are_what_drafting_computes(model: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    head = EagleHead(HeadShape(CONFIG, len(LAYERS), 64))
+    head = EagleHead(HeadShape(CONFIG, len(LAYERS), 64)).bfloat16().float()  # as it is written
     draft_ids = np.arange(16, 80, dtype=np.int32)
     target = load_model(str(model))
     with torch.no_grad():
         rows = target.weights[LM_HEAD].dequantize()[draft_ids]
-        head.lm_head.weight.copy_(torch.from_numpy(rows))
+        head.lm_head.weight.copy_(round_matrix(torch.from_numpy(rows)))
     export_head(head, CONFIG, LAYERS, draft_ids, tmp_path, {}, [])
     loaded = load_eagle(tmp_path, Target(target.config, target.weights))
     dense = DenseEagle(loaded.config, loaded.weights, loaded.draft_ids)
@@ -97,7 +98,7 @@ def test_unrolled_passes_are_what_drafting_computes(model: Path, tmp_path: Path)
     known = rng.standard_normal((length, 3 * CONFIG.hidden_size))
     known[0] = 0
     embedding = target.weights[EMBED].dequantize()
-    with torch.no_grad():
+    with torch.no_grad(), rounded_weights(head):
         unrolled = [
             head.lm_head(hidden).numpy()
             for hidden in head.unroll(
