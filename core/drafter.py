@@ -20,16 +20,16 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 import numpy as np
-from hasten.core.latency import StepShape
+from hasten.core.latency import EMPTY_STEP, StepShape
 from hasten.core.loading.eagle import Target, load_eagle
 from hasten.core.loading.locate import shipped_head, user_path
 from hasten.core.loading.model import load_model
 from hasten.core.models.decoder import feature_tap
-from hasten.core.models.eagle import build_eagle_program
+from hasten.core.models.eagle import FEATURES, HIDDEN, build_eagle_program
 from hasten.core.options import ConfigurationError
 from hasten.core.runner import dummy_batch, measuring_clock
 from hasten.core.step_profile import profile
-from hasten.kernels.backend import KVPlan
+from hasten.kernels.backend import Chain, KVPlan, RunsChains
 from hasten.kernels.ops import PagedAttention, RopeStoreKV
 from hasten.kernels.program import Capacity, KVLayer, Program
 from ml_dtypes import bfloat16
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from hasten.kernels.dtypes import DType
     from hasten.kernels.ops import Op
     from hasten.kernels.program import WeightName
-    from hasten.kernels.step import F32, I32, StepBatch, StepResult
+    from hasten.kernels.step import F32, I32, StepBatch
     from hasten.kernels.weights import Weight
 
 MAX_PASS_TOKENS = 256
@@ -53,6 +53,8 @@ MAX_PASS_TOKENS = 256
 PROFILE_BUDGET_S = 0.15
 FEATURE_BYTES = 2
 """Features are kept in bf16."""
+LEAST_SHARED = 0.5
+"""Confidence in an improbable token that was chosen with the target's own noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +178,7 @@ class FeatureStore:
 class Drafter:
     """A drafter compiled over the engine's KV cache; `group_ids` are its groups there.
 
-    `step_times` says what its passes take, as `run` has seen them; `run` adds its time to
+    `step_times` says what its passes take, as `run_chain` has seen them, which adds its time to
     `seconds`.
     """
 
@@ -190,14 +192,53 @@ class Drafter:
     busy_clock: Callable[[], float] = perf_counter
     seconds: float = 0.0
 
-    def run(self, batch: StepBatch) -> StepResult:
-        """One pass; the result's arrays are valid until the next."""
+    @property
+    def chain(self) -> Chain:
+        """How its passes follow on each other."""
+        is_head = self.features is not None
+        return Chain(
+            self.group_ids,
+            self.model.draft_ids,
+            carried=(HIDDEN, HIDDEN) if is_head else None,
+            cleared=FEATURES if is_head else None,
+        )
+
+    def run_chain(
+        self, batch: StepBatch, num_passes: int, least_survival: float, survivals: F32
+    ) -> tuple[I32, F32]:
+        """One pass or several, as `RunsChains.run_chain`: not every backend runs more than one.
+
+        The confidence in a greedy guess is its probability. Where the noise is the target's, a
+        guess that both find improbable is the same guess still: `LEAST_SHARED` at least.
+        """
         begin, busy = perf_counter(), self.busy_clock()
-        result = self.executable.run(batch)
+        if isinstance(self.executable, RunsChains):
+            found = self.executable.run_chain(batch, num_passes, least_survival, survivals)
+        else:
+            found = self._run_once(batch)
         busy_s, seconds = self.busy_clock() - busy, perf_counter() - begin
         self.seconds += seconds
-        self.step_times.observe(StepShape.of(batch), seconds, busy_s)
-        return result
+        self._observe(batch, len(found[0]), seconds, busy_s)
+        return found
+
+    def _run_once(self, batch: StepBatch) -> tuple[I32, F32]:
+        result, draft_ids = self.executable.run(batch), self.model.draft_ids
+        token_ids = result.token_ids if draft_ids is None else draft_ids[result.token_ids]
+        confidences = np.exp(result.logprobs)
+        is_sampled = batch.sampling.temperature > 0
+        confidences[is_sampled] = LEAST_SHARED + (1 - LEAST_SHARED) * confidences[is_sampled]
+        return token_ids[None], confidences[None]
+
+    def _observe(self, batch: StepBatch, num_passes: int, seconds: float, busy_s: float) -> None:
+        """The first pass's share of the time, as predicted."""
+        shape, share = StepShape.of(batch), 1.0
+        if num_passes > 1:
+            later = EMPTY_STEP
+            for position in batch.sampling.positions.tolist():
+                later = later.with_chunk(position, 1, 1)
+            first_s = self.step_times.step_time(shape)
+            share = first_s / (first_s + (num_passes - 1) * self.step_times.step_time(later))
+        self.step_times.observe(shape, share * seconds, share * busy_s)
 
 
 def compile_drafters(
@@ -256,7 +297,10 @@ def _compile(
     features = None
     if model.feature_layers:
         features = FeatureStore(model.feature_layers, feature_width, plan, group_ids.start)
-    return Drafter(model, group_ids, plan, capacity, executable, step_times, features, clock)
+    drafter = Drafter(model, group_ids, plan, capacity, executable, step_times, features, clock)
+    if isinstance(executable, RunsChains):
+        executable.bind_chain(drafter.chain, LEAST_SHARED)
+    return drafter
 
 
 def _over_groups(program: Program, plan: KVPlan, first: int) -> Program:

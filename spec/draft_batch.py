@@ -10,7 +10,7 @@ that of other tokens. Exercised by `pytest tests/cpu/spec/test_drafters.py`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from hasten.core.models.eagle import FEATURES, HIDDEN
@@ -25,25 +25,19 @@ if TYPE_CHECKING:
     from hasten.core.drafter import Drafter
     from hasten.core.request import Request
     from hasten.kernels.program import Buffer
-    from hasten.kernels.step import F32, I32, StepResult
+    from hasten.kernels.step import F32, I32
 
-LEAST_SHARED = 0.5
-"""Confidence in an improbable token that was chosen with the target's own noise."""
+Level: TypeAlias = "tuple[list[int], list[float]]"
+"""What a pass guesses: tokens, and the confidence in each."""
 
 
 @dataclass(slots=True)
 class _Guesses:
-    """What a pass guessed: the tokens, where they would lie, and whose they are."""
+    """What the last pass guessed: the tokens, where they would lie, and whose they are."""
 
     token_ids: I32
     positions: I32
     slots: I32
-    hidden: F32  # [guesses, hidden] of a head, else [guesses, 0]
-
-    def take(self, kept: Sequence[int]) -> _Guesses:
-        return _Guesses(
-            self.token_ids[kept], self.positions[kept], self.slots[kept], self.hidden[kept]
-        )
 
 
 class DraftRows:
@@ -63,7 +57,7 @@ class DraftRows:
         self._zero_hidden = np.zeros((rows, _width(inputs, HIDDEN)), np.float32)
         self._features_are_zero = False
         no_tokens = np.zeros(0, np.int32)
-        self._guesses = _Guesses(no_tokens, no_tokens, no_tokens, self._zero_hidden[:0])
+        self._guesses = _Guesses(no_tokens, no_tokens, no_tokens)
         # What many batches have in common, as long as the longest.
         self._iota = np.arange(rows + 1, dtype=np.int32)
         self._no_ints, self._no_floats = np.zeros(rows, np.int32), np.zeros(rows, np.float32)
@@ -103,11 +97,11 @@ class DraftRows:
         self._lens.append(end - start)
         self._slots.append(slot)
 
-    def run(self) -> tuple[list[int], list[float]]:
-        """The guesses, in order of the requests that want one, and the confidence in each.
+    def run(self, num_passes: int, least_survival: float) -> list[Level]:
+        """The guesses for the requests that want one, in their order, of one pass or of more.
 
-        That of a greedy guess is its probability. Where the noise is shared, a guess that both find
-        improbable is the same guess still: there even the least probable has some confidence.
+        There are as many passes as wanted, or fewer where a survival falls below the least, or
+        where the backend runs one at a time: then `follow` goes on.
         """
         lens, starts = np.array(self._lens, np.int32), np.array(self._starts, np.int32)
         slots, num_tokens = np.array(self._slots, np.int32), len(self._tokens)
@@ -137,54 +131,50 @@ class DraftRows:
             self._drafter.executable.set_input(FEATURES, features)
             self._drafter.executable.set_input(HIDDEN, self._zero_hidden[:num_tokens])
             self._features_are_zero = False
-        return self._guess(batch, slots[self._guessing])
+        survivals = np.ones(len(self._guessing), np.float32)
+        return self._guess(batch, slots[self._guessing], num_passes, least_survival, survivals)
 
-    def follow(self, kept: Sequence[int]) -> tuple[list[int], list[float]]:
-        """A pass for the guesses after those of the last one, of the `kept` among these: the next
-        guesses and their confidences, as `run` gives them.
-        """
+    def follow(
+        self, kept: Sequence[int], survivals: Sequence[float], num_passes: int, least: float
+    ) -> list[Level]:
+        """Passes for the guesses after the last ones, of the `kept` among these, as `run`."""
         guesses = self._guesses
-        if len(kept) < len(guesses.token_ids):
-            guesses = guesses.take(kept)
-        num_rows = len(guesses.token_ids)
+        token_ids, positions = guesses.token_ids[kept], guesses.positions[kept]
+        slots, num_rows = guesses.slots[kept], len(kept)
         batch = StepBatch(
-            token_ids=guesses.token_ids,
-            positions=guesses.positions,
+            token_ids=token_ids,
+            positions=positions,
             query_starts=self._iota[: num_rows + 1],
-            seq_lens=guesses.positions + 1,
-            table_rows=guesses.slots,
-            groups=self._groups(guesses.positions, guesses.slots),
+            seq_lens=positions + 1,
+            table_rows=slots,
+            groups=self._groups(positions, slots),
             logit_rows=self._iota[:num_rows],
-            sampling=self._sampling(guesses.slots, guesses.positions + 1),
+            sampling=self._sampling(slots, positions + 1),
         )
         if self._drafter.features is not None:
             if not self._features_are_zero:
                 # Later passes have no more rows than this one.
                 self._drafter.executable.set_input(FEATURES, self._zero_features[:num_rows])
                 self._features_are_zero = True
-            self._drafter.executable.set_input(HIDDEN, guesses.hidden)
-        return self._guess(batch, guesses.slots)
+            hidden = self._drafter.executable.tap(HIDDEN)[kept]
+            self._drafter.executable.set_input(HIDDEN, hidden)
+        return self._guess(batch, slots, num_passes, least, np.array(survivals, np.float32))
 
-    def _guess(self, batch: StepBatch, slots: I32) -> tuple[list[int], list[float]]:
-        """Run a pass and keep what it guesses."""
-        drafter = self._drafter
-        result = drafter.run(batch)
-        chosen = result.token_ids
-        chosen = (
-            chosen.copy() if drafter.model.draft_ids is None else drafter.model.draft_ids[chosen]
+    def _guess(
+        self,
+        batch: StepBatch,
+        slots: I32,
+        num_passes: int,
+        least_survival: float,
+        survivals: F32,
+    ) -> list[Level]:
+        """Run passes and keep what the last one guesses."""
+        token_ids, confidences = self._drafter.run_chain(
+            batch, num_passes, least_survival, survivals
         )
-        hidden = self._zero_hidden[: len(chosen), :0]
-        if drafter.features is not None:
-            hidden = drafter.executable.tap(HIDDEN).copy()
-        self._guesses = _Guesses(chosen, batch.sampling.positions, slots, hidden)
-        return chosen.tolist(), self._confidences(batch, result).tolist()
-
-    def _confidences(self, batch: StepBatch, result: StepResult) -> F32:
-        confidences: F32 = np.exp(result.logprobs)
-        if not self._is_greedy:
-            is_sampled = batch.sampling.temperature > 0
-            confidences[is_sampled] = LEAST_SHARED + (1 - LEAST_SHARED) * confidences[is_sampled]
-        return confidences
+        positions = batch.sampling.positions + (len(token_ids) - 1)
+        self._guesses = _Guesses(token_ids[-1].copy(), positions, slots)
+        return list(zip(token_ids.tolist(), confidences.tolist(), strict=True))
 
     def _groups(self, positions: I32, token_slots: I32) -> tuple[GroupTables, ...]:
         """The target's groups are not touched: their rows go to the null block."""

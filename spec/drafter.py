@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from hasten.core.drafter import Drafter
     from hasten.core.prefix_hash import BlockHash
     from hasten.core.request import Request, RequestId
+    from hasten.spec.draft_batch import Level
 
 FIRST_OVERHEAD_S, OVERHEAD_FADE = 100e-6, 0.05
 """What a pass takes beside the model's own time: at first, and how fast that is learnt."""
@@ -120,20 +121,26 @@ class DrafterProposer:
         """Drafts end where their survival, as the drafter itself sees it, is below the least."""
         begin_s, self._drafter.seconds = perf_counter(), 0.0
         drafts = [NO_DRAFT] * len(requests)
-        runs = active = self._first_pass(self._runs(requests, depths))
-        num_passes = 1
-        while kept := [
-            idx
-            for idx, run in enumerate(active)
-            if run.depth > num_passes and run.survival >= least_survival
-        ]:
+        runs = active = self._catch_up(self._runs(requests, depths))
+        levels = [] if self._rows.is_empty else self._rows.run(_num_passes(active), least_survival)
+        num_passes = len(levels)
+        while levels:
+            self._take(active, levels)
+            kept = [
+                idx
+                for idx, run in enumerate(active)
+                if run.depth > len(run.token_ids) and run.survival >= least_survival
+            ]
+            if not kept:
+                break
             active = [active[idx] for idx in kept]
-            self._take(active, *self._rows.follow(kept))
-            num_passes += 1
+            survivals = [run.survival for run in active]
+            levels = self._rows.follow(kept, survivals, _num_passes(active), least_survival)
+            num_passes += len(levels)
         for run in runs:
             drafts[run.idx] = Draft(run.token_ids, run.confidences)
             self._of(run.request).drafted = run.token_ids
-        overhead_s = (perf_counter() - begin_s - self._drafter.seconds) / num_passes
+        overhead_s = (perf_counter() - begin_s - self._drafter.seconds) / max(num_passes, 1)
         self._overhead_s += OVERHEAD_FADE * (overhead_s - self._overhead_s)
         return drafts
 
@@ -153,8 +160,8 @@ class DrafterProposer:
             run.depth -= run.num_tokens - 1
         return sorted(runs, key=lambda run: run.num_tokens - self._of(run.request).num_computed)
 
-    def _first_pass(self, runs: Sequence[_Run]) -> list[_Run]:
-        """Compute what requests are behind by; returns those that are there, with a guess."""
+    def _catch_up(self, runs: Sequence[_Run]) -> list[_Run]:
+        """Lay out what requests are behind by; returns those that will be there, for a guess."""
         num_left = max(self._budget.max_chunk(EMPTY_STEP, 0, MAX_PASS_TOKENS), len(runs))
         there: list[_Run] = []
         self._rows.begin()
@@ -171,17 +178,16 @@ class DrafterProposer:
                 there.append(run)
             progress.num_computed = end
             self._note(run.request, progress)
-        if not self._rows.is_empty:
-            self._take(there, *self._rows.run())
         return there
 
     @staticmethod
-    def _take(runs: Sequence[_Run], token_ids: Sequence[int], confidences: Sequence[float]) -> None:
-        """One more guess for each of these."""
-        for run, token_id, confidence in zip(runs, token_ids, confidences, strict=True):
-            run.token_ids.append(token_id)
-            run.confidences.append(confidence)
-            run.survival *= confidence
+    def _take(runs: Sequence[_Run], levels: Sequence[Level]) -> None:
+        """More guesses for each of these."""
+        for token_ids, confidences in levels:
+            for run, token_id, confidence in zip(runs, token_ids, confidences, strict=True):
+                run.token_ids.append(token_id)
+                run.confidences.append(confidence)
+                run.survival *= confidence
 
     # What is computed already -----------------------------------------------------------------
 
@@ -235,3 +241,8 @@ class DrafterProposer:
             else:
                 self._contents.pop(block, None)
         progress.num_noted = num_filled * size
+
+
+def _num_passes(runs: Sequence[_Run]) -> int:
+    """As many as all of these want."""
+    return min((run.depth - len(run.token_ids) for run in runs), default=1)

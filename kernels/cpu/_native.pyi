@@ -19,6 +19,8 @@ class Arena:
 class Team:
     def __init__(self, num_threads: int) -> None: ...
 
+class Chain: ...
+
 class Program:
     def __init__(
         self,
@@ -127,7 +129,17 @@ class Program:
         out_logprobs: _F32,
         out_top_ids: _I32,
         out_top_logprobs: _F32,
-    ) -> None: ...
+        chain: tuple[Chain, int, float, float, _F32] | None,
+    ) -> int: ...
+    def chain(
+        self,
+        translation: _I32 | None,
+        first_group: int,
+        end_group: int,
+        carried: int,
+        carried_to: int,
+        cleared: int,
+    ) -> Chain: ...
 
 def allocate(num_bytes: int) -> _U8: ...
 def bytes_per_second(isa: str, num_threads: int, num_bytes: int) -> float: ...

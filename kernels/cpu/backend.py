@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import numpy.typing as npt
-    from hasten.kernels.backend import KVCache, KVPlan
+    from hasten.kernels.backend import Chain, KVCache, KVPlan
     from hasten.kernels.cpu import _native
     from hasten.kernels.ops import Op
     from hasten.kernels.program import Capacity, KVGroupSpec, Program, WeightName
-    from hasten.kernels.step import SparseRows, StepBatch
+    from hasten.kernels.step import F32, I32, SparseRows, StepBatch
     from hasten.kernels.weights import Weight
 
 ISA_VARIABLE = "HASTEN_CPU_ISA"
@@ -214,6 +214,8 @@ class CpuExecutable:
         inputs: Mapping[str, int],
     ) -> None:
         self._target = target
+        self._buffer_ids = {name: idx for name, (idx, _) in taps.items()}, inputs
+        self._chain: tuple[_native.Chain, float] | None = None
         self._taps = {name: (target.rows(idx), rows) for name, (idx, rows) in taps.items()}
         self._inputs = {name: target.rows(idx) for name, idx in inputs.items()}
         self._num_rows = {Rows.TOKENS: 0, Rows.LOGITS: 0}
@@ -235,15 +237,63 @@ class CpuExecutable:
         Raises ValueError when the batch exceeds its capacities or points outside its tables, and
         FloatingPointError when a row's logits hold NaN.
         """
-        sampling = batch.sampling
-        num_rows = batch.num_logit_rows
-        num_top = max(int(sampling.num_logprobs.max()), 0) if num_rows else 0
+        num_rows, num_logprobs = batch.num_logit_rows, batch.sampling.num_logprobs
+        num_top = max(int(num_logprobs.max()), 0) if num_rows else 0
         top_ids = self._top_ids[: num_rows * num_top]
         top_logprobs = self._top_logprobs[: num_rows * num_top]
         top_ids.fill(-1)
         top_logprobs.fill(np.nan)
+        self._run(batch, num_top, top_ids, top_logprobs, None)
+        return StepResult(
+            self._token_ids[:num_rows],
+            self._logprobs[:num_rows],
+            top_ids.reshape(num_rows, num_top),
+            top_logprobs.reshape(num_rows, num_top),
+        )
+
+    def bind_chain(self, chain: Chain, least_shared: float) -> None:
+        """See `RunsChains`."""
+        taps, inputs = self._buffer_ids
+        carried, carried_to = (-1, -1)
+        if chain.carried is not None:
+            carried, carried_to = taps[chain.carried[0]], inputs[chain.carried[1]]
+        bound = self._target.chain(
+            chain.translation,
+            chain.group_ids.start,
+            chain.group_ids.stop,
+            carried,
+            carried_to,
+            -1 if chain.cleared is None else inputs[chain.cleared],
+        )
+        self._chain = bound, least_shared
+
+    def run_chain(
+        self, batch: StepBatch, num_passes: int, least_survival: float, survivals: F32
+    ) -> tuple[I32, F32]:
+        """See `RunsChains`."""
+        assert self._chain is not None, "no chain was bound"
+        bound, least_shared = self._chain
+        num_rows = batch.num_logit_rows
+        num_passes = max(min(num_passes, len(self._token_ids) // max(num_rows, 1)), 1)
+        run = bound, num_passes, least_survival, least_shared, survivals
+        num_passes = self._run(batch, 0, self._top_ids[:0], self._top_logprobs[:0], run)
+        if num_passes > 1:
+            self._num_rows = {Rows.TOKENS: num_rows, Rows.LOGITS: num_rows}
+        shape, count = (num_passes, num_rows), num_passes * num_rows
+        return self._token_ids[:count].reshape(shape), self._logprobs[:count].reshape(shape)
+
+    def _run(
+        self,
+        batch: StepBatch,
+        num_top: int,
+        top_ids: I32,
+        top_logprobs: F32,
+        chain: tuple[_native.Chain, int, float, float, F32] | None,
+    ) -> int:
+        """The number of passes."""
+        sampling = batch.sampling
         try:
-            self._target.run(
+            num_passes = self._target.run(
                 batch.token_ids,
                 batch.positions,
                 batch.query_starts,
@@ -275,20 +325,17 @@ class CpuExecutable:
                 self._logprobs,
                 top_ids,
                 top_logprobs,
+                chain,
             )
         except ValueError as error:
             # What C++ calls a domain error arrives as ValueError; callers tell the two apart.
             if _NAN_MESSAGE in str(error):
                 raise FloatingPointError(str(error)) from error
             raise
+        num_rows = batch.num_logit_rows
         last_slice = (num_rows - 1) % self._max_logit_rows + 1 if num_rows else 0
         self._num_rows = {Rows.TOKENS: batch.num_tokens, Rows.LOGITS: last_slice}
-        return StepResult(
-            self._token_ids[:num_rows],
-            self._logprobs[:num_rows],
-            top_ids.reshape(num_rows, num_top),
-            top_logprobs.reshape(num_rows, num_top),
-        )
+        return num_passes
 
     def tap(self, name: str) -> npt.NDArray[np.float32]:
         data, rows = self._taps[name]

@@ -271,7 +271,39 @@ class BoundProgram {
   size_t num_bytes() const { return program_.num_bytes(); }
   const char* isa() const { return program_.kernels().name; }
 
-  void run(const Vector<int32_t>& token_ids, const Vector<int32_t>& positions,
+  // See `Chain`; buffers may be -1, where the passes carry nothing.
+  Chain chain(const std::optional<Vector<int32_t>>& translation, int first_group, int end_group,
+              int carried, int carried_to, int cleared) const {
+    Chain chain;
+    if (translation) {
+      require(static_cast<int>(translation->size()) == program_.vocab_size(),
+              "a translation is of the whole vocabulary");
+      chain.translation.assign(translation->data(), translation->data() + translation->size());
+    }
+    const int num_groups = static_cast<int>(program_.kv().size());
+    require(0 <= first_group && first_group <= end_group && end_group <= num_groups,
+            "a chain of groups that there are not");
+    chain.first_group = first_group;
+    chain.end_group = end_group;
+    require((carried < 0) == (carried_to < 0), "what is carried goes somewhere");
+    const int max_rows = program_.capacity().max_logit_rows;
+    if (carried >= 0) {
+      chain.carried = plain(carried);
+      chain.carried_to = plain(carried_to);
+      require(chain.carried->width == chain.carried_to->width &&
+                  chain.carried_to->capacity >= max_rows,
+              "what is carried does not fit");
+    }
+    if (cleared >= 0) {
+      chain.cleared = plain(cleared);
+      require(chain.cleared->capacity >= max_rows, "what is cleared has too few rows");
+    }
+    return chain;
+  }
+
+  // Returns the number of passes: one without `chain`, which else is a chain, the most passes, the least
+  // survival, the least confidence of sampled rows, and the survivals of the logit rows.
+  int run(const Vector<int32_t>& token_ids, const Vector<int32_t>& positions,
            const Vector<int32_t>& query_starts, const Vector<int32_t>& seq_lens,
            const Vector<int32_t>& table_rows, const Vector<int32_t>& logit_rows,
            const nb::tuple& groups, const nb::tuple& sampling, const nb::object& counts,
@@ -279,7 +311,8 @@ class BoundProgram {
            const std::optional<Matrix<uint32_t>>& masks,
            const std::optional<Vector<int32_t>>& masks_ready, int num_top,
            const MutableVector<int32_t>& out_token_ids, const MutableVector<float>& out_logprobs,
-           const MutableVector<int32_t>& out_top_ids, const MutableVector<float>& out_top_logprobs) {
+           const MutableVector<int32_t>& out_top_ids, const MutableVector<float>& out_top_logprobs,
+           const nb::object& chain) {
     Step step;
     step.num_tokens = static_cast<int>(token_ids.size());
     step.num_requests = static_cast<int>(seq_lens.size());
@@ -307,7 +340,10 @@ class BoundProgram {
       require(masks_ready->size() == 1, "masks_ready is one number");
       step.sampling.masks_ready = masks_ready->data();
     }
-    const size_t rows = logit_rows.size(), tops = rows * static_cast<size_t>(num_top);
+    ChainRun chained;
+    if (!chain.is_none()) chained = chain_run(chain, logit_rows.size());
+    const size_t rows = logit_rows.size() * static_cast<size_t>(chained.num_passes);
+    const size_t tops = rows * static_cast<size_t>(num_top);
     require(num_top >= 0 && out_token_ids.size() >= rows && out_logprobs.size() >= rows &&
                 out_top_ids.size() >= tops && out_top_logprobs.size() >= tops,
             "the result arrays are too small");
@@ -317,10 +353,30 @@ class BoundProgram {
     step.out_top_ids = out_top_ids.data();
     step.out_top_logprobs = out_top_logprobs.data();
     nb::gil_scoped_release release;
+    if (chained.chain != nullptr) return program_.run_chain(step, chained);
     program_.run(step);
+    return 1;
   }
 
  private:
+  ChainRun chain_run(const nb::object& from, size_t num_rows) const {
+    const auto parts = nb::cast<nb::tuple>(from);
+    require(parts.size() == 5, "a chain's run has five parts");
+    ChainRun run;
+    run.chain = &nb::cast<const Chain&>(parts[0]);
+    run.num_passes = nb::cast<int>(parts[1]);
+    run.least_survival = nb::cast<float>(parts[2]);
+    run.least_shared = nb::cast<float>(parts[3]);
+    const auto survivals = array_of<MutableVector<float>>(parts[4]);
+    require(run.num_passes >= 1, "a chain has a pass at least");
+    require(survivals.size() == num_rows &&
+                num_rows <= static_cast<size_t>(program_.capacity().max_logit_rows),
+            "a chain has a survival for each logit row, all of one slice");
+    run.survivals = survivals.data();
+    return run;
+  }
+
+
   static std::vector<KVGroup> kv_groups(const std::vector<MutableVector<uint8_t>>& data,
                                         const std::vector<std::vector<int>>& shapes) {
     require(data.size() == shapes.size(), "one shape for each KV group");

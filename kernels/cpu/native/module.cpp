@@ -133,6 +133,7 @@ NB_MODULE(_native, m) {
   m.def("packed", &make_packed, "weight_format"_a, "scales"_a, "rows"_a, "width"_a, "scale_groups"_a,
         "data"_a);
   nb::class_<Team>(m, "Team").def(nb::init<int>(), "num_threads"_a);
+  nb::class_<Chain>(m, "Chain");
   nb::class_<BoundProgram>(m, "Program")
       .def(nb::init<const std::string&, std::shared_ptr<Team>, int, int, int, int, int,
                     const std::vector<MutableVector<uint8_t>>&,
@@ -176,5 +177,7 @@ NB_MODULE(_native, m) {
            "table_rows"_a, "logit_rows"_a, "groups"_a, "sampling"_a, "counts"_a.none(),
            "bias"_a.none(), "mask_idx"_a.none(), "masks"_a.none(), "masks_ready"_a.none(), "num_top"_a,
            "out_token_ids"_a,
-           "out_logprobs"_a, "out_top_ids"_a, "out_top_logprobs"_a);
+           "out_logprobs"_a, "out_top_ids"_a, "out_top_logprobs"_a, "chain"_a.none())
+      .def("chain", &BoundProgram::chain, "translation"_a.none(), "first_group"_a, "end_group"_a,
+           "carried"_a, "carried_to"_a, "cleared"_a);
 }

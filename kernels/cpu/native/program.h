@@ -66,6 +66,26 @@ struct Capacity {
   int max_model_len;
 };
 
+// How passes of a program that drafts follow on each other: the next one computes what the one before
+// has chosen, a token for every logit row.
+struct Chain {
+  std::vector<int32_t> translation;      // of what is chosen into tokens; empty: it is one
+  int first_group = 0, end_group = 0;    // the KV groups that it writes; others get the null slot
+  const Buffer* carried = nullptr;       // logit rows that the next pass gets
+  const Buffer* carried_to = nullptr;    // ... as these
+  const Buffer* cleared = nullptr;       // rows that only the first pass has
+};
+
+// One use of a chain: it ends after so many passes, and once a row's guesses are all right with less
+// than the least probability. Those of a row that is sampled are right with `least_shared` at least.
+struct ChainRun {
+  const Chain* chain = nullptr;
+  int num_passes = 1;
+  float least_survival = 0.0f;
+  float least_shared = 0.0f;
+  float* survivals = nullptr;  // of each logit row: before, and after
+};
+
 class Program {
  public:
   // Several programs share a team, and run one after another.
@@ -112,6 +132,10 @@ class Program {
   // number.
   void run(Step step);
 
+  // Computes the step and the passes that follow on it; returns their number. The step's result arrays
+  // have room for all passes, one after another: tokens, and probabilities of being right.
+  int run_chain(Step step, const ChainRun& run);
+
  private:
   // The weight of a product, in the tiles that threads share.
   struct ProductWeight {
@@ -154,6 +178,8 @@ class Program {
   void check_requests(const Step& step) const;
   void check_group(const Step& step, int group_id) const;
   void check_sampling(const Step& step) const;
+  void follow(Step& step, const Chain& chain);
+  int32_t slot_of(const Step& step, int group_id, int table_row, int position) const;
   void plan_attention(Step& step);
   void plan_fetching(const Step& step);
   void collect_blocks(const Step& step);
@@ -181,6 +207,13 @@ class Program {
   int num_embeddings_;  // rows of the smallest table that token ids index
   int max_kv_heads_ = 1;
   size_t max_row_floats_ = 0;  // of the partial results of one token, all heads
+  // The arrays of a pass that follows on another, for every logit row.
+  struct FollowingRows {
+    std::vector<int32_t> token_ids, positions, next_positions, query_starts, seq_lens, table_rows;
+    std::vector<int32_t> logit_rows, slots[kMaxGroups];
+  };
+
+  FollowingRows following_;
   std::vector<AttentionTask> tasks_;
   std::deque<Attention> attentions_;
   size_t num_before_attention_ = 0;  // body ops up to the last attention so far
