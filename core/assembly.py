@@ -64,7 +64,7 @@ def add_drafters(
     )
     for drafter in drafters:
         if drafter.features is not None:
-            executor.keep_features(drafter.features)
+            executor.keep_features_by_slot(drafter.features)
     return drafters
 
 

@@ -20,7 +20,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 import numpy as np
-from hasten.core.latency import EMPTY_STEP, StepShape
+from hasten.core.latency import StepShape
 from hasten.core.loading.eagle import Target, load_eagle
 from hasten.core.loading.locate import shipped_head, user_path
 from hasten.core.loading.model import load_model
@@ -29,7 +29,8 @@ from hasten.core.models.eagle import FEATURES, HIDDEN, build_eagle_program
 from hasten.core.options import ConfigurationError
 from hasten.core.runner import dummy_batch, measuring_clock
 from hasten.core.step_profile import profile
-from hasten.kernels.backend import Chain, KVPlan, RunsChains
+from hasten.kernels.backend import KVPlan
+from hasten.kernels.chains import Chain, HeadInputs, RunsChains, SinglePasses
 from hasten.kernels.ops import PagedAttention, RopeStoreKV
 from hasten.kernels.program import Capacity, KVLayer, Program
 from ml_dtypes import bfloat16
@@ -37,11 +38,11 @@ from ml_dtypes import bfloat16
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    import numpy.typing as npt
     from hasten.core.latency import Chunk, StepTimeModel
     from hasten.core.loading import LoadedModel
     from hasten.core.options import EngineOptions
     from hasten.kernels.backend import Backend, Executable, KVCache
+    from hasten.kernels.chains import DraftStep
     from hasten.kernels.dtypes import DType
     from hasten.kernels.ops import Op
     from hasten.kernels.program import WeightName
@@ -151,27 +152,21 @@ class FeatureStore:
     """The target's hidden states of every cached token, by slot of one KV group: bf16."""
 
     def __init__(self, layers: Sequence[int], width: int, plan: KVPlan, group_id: int) -> None:
-        self._taps = [feature_tap(layer) for layer in layers]
+        self.taps = [feature_tap(layer) for layer in layers]
+        self.group_id = group_id
         self._width = width
-        self._group_id = group_id
         self._block_size = plan.block_size
         num_slots = plan.num_blocks[group_id] * plan.block_size
-        self._rows = np.zeros((num_slots, len(self._taps) * width), bfloat16)
+        self.rows = np.zeros((num_slots, len(self.taps) * width), bfloat16)
 
     def take(self, batch: StepBatch, executable: Executable) -> None:
         """Keep those of the step that was just computed."""
-        group, size = batch.groups[self._group_id], self._block_size
+        group, size = batch.groups[self.group_id], self._block_size
         for source, destination in group.block_copies.tolist():
-            self._rows[destination * size :][:size] = self._rows[source * size :][:size]
-        for i, tap in enumerate(self._taps):
+            self.rows[destination * size :][:size] = self.rows[source * size :][:size]
+        for i, tap in enumerate(self.taps):
             columns = slice(i * self._width, (i + 1) * self._width)
-            self._rows[group.slot_mapping, columns] = executable.tap(tap)
-
-    def at(self, slots: npt.NDArray[np.integer], is_known: npt.NDArray[np.bool_]) -> F32:
-        """Features [len(slots), width], zero where none is known."""
-        rows: F32 = self._rows[slots].astype(np.float32)
-        rows[~is_known] = 0.0
-        return rows
+            self.rows[group.slot_mapping, columns] = executable.tap(tap)
 
 
 @dataclass(slots=True)
@@ -187,58 +182,39 @@ class Drafter:
     kv_plan: KVPlan
     capacity: Capacity
     executable: Executable
+    passes: RunsChains
     step_times: StepTimeModel
     features: FeatureStore | None = None
     busy_clock: Callable[[], float] = perf_counter
     seconds: float = 0.0
 
-    @property
-    def chain(self) -> Chain:
-        """How its passes follow on each other."""
-        is_head = self.features is not None
-        return Chain(
-            self.group_ids,
-            self.model.draft_ids,
-            carried=(HIDDEN, HIDDEN) if is_head else None,
-            cleared=FEATURES if is_head else None,
-        )
-
     def run_chain(
-        self, batch: StepBatch, num_passes: int, least_survival: float, survivals: F32
+        self,
+        step: DraftStep,
+        shape: StepShape,
+        num_passes: int,
+        least_survival: float,
+        survivals: F32,
     ) -> tuple[I32, F32]:
-        """One pass or several, as `RunsChains.run_chain`: not every backend runs more than one.
-
-        The confidence in a greedy guess is its probability. Where the noise is the target's, a
-        guess that both find improbable is the same guess still: `LEAST_SHARED` at least.
-        """
+        """Passes as `RunsChains.run_chain`; `shape` is what the first one costs by."""
         begin, busy = perf_counter(), self.busy_clock()
-        if isinstance(self.executable, RunsChains):
-            found = self.executable.run_chain(batch, num_passes, least_survival, survivals)
-        else:
-            found = self._run_once(batch)
+        token_ids, confidences = self.passes.run_chain(step, num_passes, least_survival, survivals)
         busy_s, seconds = self.busy_clock() - busy, perf_counter() - begin
         self.seconds += seconds
-        self._observe(batch, len(found[0]), seconds, busy_s)
-        return found
-
-    def _run_once(self, batch: StepBatch) -> tuple[I32, F32]:
-        result, draft_ids = self.executable.run(batch), self.model.draft_ids
-        token_ids = result.token_ids if draft_ids is None else draft_ids[result.token_ids]
-        confidences = np.exp(result.logprobs)
-        is_sampled = batch.sampling.temperature > 0
-        confidences[is_sampled] = LEAST_SHARED + (1 - LEAST_SHARED) * confidences[is_sampled]
-        return token_ids[None], confidences[None]
-
-    def _observe(self, batch: StepBatch, num_passes: int, seconds: float, busy_s: float) -> None:
-        """The first pass's share of the time, as predicted."""
-        shape, share = StepShape.of(batch), 1.0
-        if num_passes > 1:
-            later = EMPTY_STEP
-            for position in batch.sampling.positions.tolist():
-                later = later.with_chunk(position, 1, 1)
+        share = 1.0
+        if len(token_ids) > 1:
+            later = StepShape(
+                num_tokens=len(survivals),
+                num_logit_rows=len(survivals),
+                kv_tokens_read=shape.kv_tokens_read,
+                query_key_pairs=shape.kv_tokens_read,
+                num_requests=len(survivals),
+            )
             first_s = self.step_times.step_time(shape)
-            share = first_s / (first_s + (num_passes - 1) * self.step_times.step_time(later))
+            later_s = (len(token_ids) - 1) * self.step_times.step_time(later)
+            share = first_s / (first_s + later_s)
         self.step_times.observe(shape, share * seconds, share * busy_s)
+        return token_ids, confidences
 
 
 def compile_drafters(
@@ -294,13 +270,17 @@ def _compile(
         return clock() - begin
 
     step_times = profile(measure, capacity, PROFILE_BUDGET_S, backend.num_warm_up_runs)
-    features = None
+    features = head = None
     if model.feature_layers:
         features = FeatureStore(model.feature_layers, feature_width, plan, group_ids.start)
-    drafter = Drafter(model, group_ids, plan, capacity, executable, step_times, features, clock)
+        head = HeadInputs(features.rows, FEATURES, HIDDEN)
+    passes: RunsChains = SinglePasses(executable, plan.block_size)
     if isinstance(executable, RunsChains):
-        executable.bind_chain(drafter.chain, LEAST_SHARED)
-    return drafter
+        passes = executable
+    passes.bind_chain(Chain(group_ids, LEAST_SHARED, model.draft_ids, head))
+    return Drafter(
+        model, group_ids, plan, capacity, executable, passes, step_times, features, clock
+    )
 
 
 def _over_groups(program: Program, plan: KVPlan, first: int) -> Program:

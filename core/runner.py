@@ -10,11 +10,13 @@ from time import perf_counter, thread_time
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+from hasten.kernels.backend import KeepsTaps
 from hasten.kernels.step import GroupTables, SamplingRows, StepBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from hasten.core.drafter import FeatureStore
     from hasten.core.latency import Chunk
     from hasten.kernels.backend import Backend, Executable, KVPlan
     from hasten.kernels.program import Capacity, Program, WeightName
@@ -48,6 +50,13 @@ class InProcessExecutor:
     def keep_features(self, store: TapReader) -> None:
         """Hand what each step taps to `store`."""
         self._feature_stores.append(store)
+
+    def keep_features_by_slot(self, store: FeatureStore) -> None:
+        """The same, where the backend can do so without being asked each step."""
+        if isinstance(self._executable, KeepsTaps):
+            self._executable.keep_taps(store.taps, store.group_id, store.rows)
+        else:
+            self.keep_features(store)
 
     def execute(self, batch: StepBatch) -> StepResult:
         result = self._executable.run(batch)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     import numpy as np
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hasten.kernels.dtypes import DType
     from hasten.kernels.ops import Op
     from hasten.kernels.program import Capacity, KVGroupSpec, Program, WeightName
-    from hasten.kernels.step import F32, I32, StepBatch, StepResult
+    from hasten.kernels.step import BF16, StepBatch, StepResult
     from hasten.kernels.weights import Weight
 
 BACKENDS = ("triton", "cpu", "reference")
@@ -69,38 +69,12 @@ class Executable(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """How passes of a program that drafts follow on each other: the next one computes what the one
-    before has chosen, one row for every logit row.
-
-    `translation` [vocab] makes target's ids of what is chosen. Passes write the groups `group_ids`.
-    The next pass gets the rows tapped as `carried[0]` as its input `carried[1]`, and zeros as its
-    input `cleared`.
-    """
-
-    group_ids: range
-    translation: I32 | None = None
-    carried: tuple[str, str] | None = None
-    cleared: str | None = None
-
-
 @runtime_checkable
-class RunsChains(Protocol):
-    """An executable that runs passes of a chain without returning in between."""
+class KeepsTaps(Protocol):
+    """An executable that leaves what it taps in rows by slot, without being asked each step."""
 
-    def bind_chain(self, chain: Chain, least_shared: float) -> None:
-        """To be called once. `least_shared` is the least confidence in what was sampled."""
-        ...
-
-    def run_chain(
-        self, batch: StepBatch, num_passes: int, least_survival: float, survivals: F32
-    ) -> tuple[I32, F32]:
-        """Target's ids [P, L] and confidences [P, L]: of `num_passes`, or of fewer, as soon as the
-        survival of a logit row, which is `survivals` [L] at first, is below the least.
-
-        Raises as `run` does. The arrays are valid until the next call; taps are the last pass's.
-        """
+    def keep_taps(self, names: Sequence[str], group_id: int, rows: BF16) -> None:
+        """From now on: [num_slots, width], of these taps side by side; blocks are copied along."""
         ...
 
 

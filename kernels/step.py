@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
+    import ml_dtypes
     import numpy as np
     import numpy.typing as npt
 
@@ -24,6 +25,7 @@ I32: TypeAlias = "npt.NDArray[np.int32]"
 U32: TypeAlias = "npt.NDArray[np.uint32]"
 U64: TypeAlias = "npt.NDArray[np.uint64]"
 F32: TypeAlias = "npt.NDArray[np.float32]"
+BF16: TypeAlias = "npt.NDArray[ml_dtypes.bfloat16]"
 
 MAX_LOGPROBS = 20
 """The most alternatives per position that a request may ask for (as OpenAI's API)."""

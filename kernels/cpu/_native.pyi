@@ -129,17 +129,40 @@ class Program:
         out_logprobs: _F32,
         out_top_ids: _I32,
         out_top_logprobs: _F32,
-        chain: tuple[Chain, int, float, float, _F32] | None,
-    ) -> int: ...
+    ) -> None: ...
     def chain(
         self,
         translation: _I32 | None,
         first_group: int,
         end_group: int,
-        carried: int,
-        carried_to: int,
-        cleared: int,
+        least_shared: float,
+        known: npt.NDArray[np.uint16] | None,
+        features: int,
+        hidden: int,
+        left: int,
     ) -> Chain: ...
+    def keep_taps(
+        self, taps: Sequence[int], group_id: int, rows: npt.NDArray[np.uint16]
+    ) -> None: ...
+    def draft(
+        self,
+        chain: Chain,
+        token_ids: _I32,
+        query_starts: _I32,
+        starts: _I32,
+        table_rows: _I32,
+        guessing: _I32,
+        tables: tuple[_I32, ...],
+        sampling: tuple[npt.NDArray[Any], ...] | None,
+        mask_idx: _I32 | None,
+        masks: npt.NDArray[np.uint32] | None,
+        hidden: _F32 | None,
+        num_passes: int,
+        least_survival: float,
+        survivals: _F32,
+        out_token_ids: _I32,
+        out_logprobs: _F32,
+    ) -> int: ...
 
 def allocate(num_bytes: int) -> _U8: ...
 def bytes_per_second(isa: str, num_threads: int, num_bytes: int) -> float: ...

@@ -17,7 +17,7 @@ import enum
 import os
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hasten.kernels import ops
@@ -31,14 +31,15 @@ from hasten.kernels.step import MAX_LOGPROBS, StepResult
 from hasten.kernels.weights import StackedWeight
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import numpy.typing as npt
-    from hasten.kernels.backend import Chain, KVCache, KVPlan
+    from hasten.kernels.backend import KVCache, KVPlan
+    from hasten.kernels.chains import Chain, DraftStep
     from hasten.kernels.cpu import _native
     from hasten.kernels.ops import Op
     from hasten.kernels.program import Capacity, KVGroupSpec, Program, WeightName
-    from hasten.kernels.step import F32, I32, SparseRows, StepBatch
+    from hasten.kernels.step import BF16, F32, I32, SamplingRows, SparseRows, StepBatch
     from hasten.kernels.weights import Weight
 
 ISA_VARIABLE = "HASTEN_CPU_ISA"
@@ -214,8 +215,9 @@ class CpuExecutable:
         inputs: Mapping[str, int],
     ) -> None:
         self._target = target
-        self._buffer_ids = {name: idx for name, (idx, _) in taps.items()}, inputs
-        self._chain: tuple[_native.Chain, float] | None = None
+        self._tap_ids = {name: idx for name, (idx, _) in taps.items()}
+        self._input_ids = inputs
+        self._chain: _native.Chain | None = None
         self._taps = {name: (target.rows(idx), rows) for name, (idx, rows) in taps.items()}
         self._inputs = {name: target.rows(idx) for name, idx in inputs.items()}
         self._num_rows = {Rows.TOKENS: 0, Rows.LOGITS: 0}
@@ -237,63 +239,15 @@ class CpuExecutable:
         Raises ValueError when the batch exceeds its capacities or points outside its tables, and
         FloatingPointError when a row's logits hold NaN.
         """
-        num_rows, num_logprobs = batch.num_logit_rows, batch.sampling.num_logprobs
-        num_top = max(int(num_logprobs.max()), 0) if num_rows else 0
+        sampling = batch.sampling
+        num_rows = batch.num_logit_rows
+        num_top = max(int(sampling.num_logprobs.max()), 0) if num_rows else 0
         top_ids = self._top_ids[: num_rows * num_top]
         top_logprobs = self._top_logprobs[: num_rows * num_top]
         top_ids.fill(-1)
         top_logprobs.fill(np.nan)
-        self._run(batch, num_top, top_ids, top_logprobs, None)
-        return StepResult(
-            self._token_ids[:num_rows],
-            self._logprobs[:num_rows],
-            top_ids.reshape(num_rows, num_top),
-            top_logprobs.reshape(num_rows, num_top),
-        )
-
-    def bind_chain(self, chain: Chain, least_shared: float) -> None:
-        """See `RunsChains`."""
-        taps, inputs = self._buffer_ids
-        carried, carried_to = (-1, -1)
-        if chain.carried is not None:
-            carried, carried_to = taps[chain.carried[0]], inputs[chain.carried[1]]
-        bound = self._target.chain(
-            chain.translation,
-            chain.group_ids.start,
-            chain.group_ids.stop,
-            carried,
-            carried_to,
-            -1 if chain.cleared is None else inputs[chain.cleared],
-        )
-        self._chain = bound, least_shared
-
-    def run_chain(
-        self, batch: StepBatch, num_passes: int, least_survival: float, survivals: F32
-    ) -> tuple[I32, F32]:
-        """See `RunsChains`."""
-        assert self._chain is not None, "no chain was bound"
-        bound, least_shared = self._chain
-        num_rows = batch.num_logit_rows
-        num_passes = max(min(num_passes, len(self._token_ids) // max(num_rows, 1)), 1)
-        run = bound, num_passes, least_survival, least_shared, survivals
-        num_passes = self._run(batch, 0, self._top_ids[:0], self._top_logprobs[:0], run)
-        if num_passes > 1:
-            self._num_rows = {Rows.TOKENS: num_rows, Rows.LOGITS: num_rows}
-        shape, count = (num_passes, num_rows), num_passes * num_rows
-        return self._token_ids[:count].reshape(shape), self._logprobs[:count].reshape(shape)
-
-    def _run(
-        self,
-        batch: StepBatch,
-        num_top: int,
-        top_ids: I32,
-        top_logprobs: F32,
-        chain: tuple[_native.Chain, int, float, float, F32] | None,
-    ) -> int:
-        """The number of passes."""
-        sampling = batch.sampling
         try:
-            num_passes = self._target.run(
+            self._target.run(
                 batch.token_ids,
                 batch.positions,
                 batch.query_starts,
@@ -301,20 +255,7 @@ class CpuExecutable:
                 batch.table_rows,
                 batch.logit_rows,
                 tuple((g.slot_mapping, g.block_tables, g.block_copies) for g in batch.groups),
-                (
-                    sampling.temperature,
-                    sampling.top_k,
-                    sampling.top_p,
-                    sampling.min_p,
-                    sampling.repetition_penalty,
-                    sampling.frequency_penalty,
-                    sampling.presence_penalty,
-                    sampling.seeds,
-                    sampling.positions,
-                    sampling.sample_idx,
-                    sampling.num_logprobs,
-                    sampling.target_ids,
-                ),
+                _columns(sampling),
                 _sparse(sampling.counts),
                 _sparse(sampling.bias),
                 sampling.mask_idx,
@@ -325,17 +266,73 @@ class CpuExecutable:
                 self._logprobs,
                 top_ids,
                 top_logprobs,
-                chain,
             )
         except ValueError as error:
-            # What C++ calls a domain error arrives as ValueError; callers tell the two apart.
-            if _NAN_MESSAGE in str(error):
-                raise FloatingPointError(str(error)) from error
-            raise
-        num_rows = batch.num_logit_rows
+            raise _told_apart(error) from error
         last_slice = (num_rows - 1) % self._max_logit_rows + 1 if num_rows else 0
         self._num_rows = {Rows.TOKENS: batch.num_tokens, Rows.LOGITS: last_slice}
-        return num_passes
+        return StepResult(
+            self._token_ids[:num_rows],
+            self._logprobs[:num_rows],
+            top_ids.reshape(num_rows, num_top),
+            top_logprobs.reshape(num_rows, num_top),
+        )
+
+    def bind_chain(self, chain: Chain) -> None:
+        """See `RunsChains`."""
+        known, features, hidden, left = None, -1, -1, -1
+        if chain.head is not None:
+            known = chain.head.known.view(np.uint16)
+            features = self._input_ids[chain.head.features]
+            hidden = self._input_ids[chain.head.hidden]
+            left = self._tap_ids[chain.head.hidden]
+        self._chain = self._target.chain(
+            chain.translation,
+            chain.group_ids.start,
+            chain.group_ids.stop,
+            chain.least_shared,
+            known,
+            features,
+            hidden,
+            left,
+        )
+
+    def run_chain(
+        self, step: DraftStep, num_passes: int, least_survival: float, survivals: F32
+    ) -> tuple[I32, F32]:
+        """See `RunsChains`."""
+        assert self._chain is not None, "no chain was bound"
+        num_rows, sampling = len(step.guessing), step.sampling
+        num_passes = max(min(num_passes, len(self._token_ids) // max(num_rows, 1)), 1)
+        try:
+            num_passes = self._target.draft(
+                self._chain,
+                step.token_ids,
+                step.query_starts,
+                step.starts,
+                step.table_rows,
+                step.guessing,
+                step.tables,
+                None if sampling is None else _columns(sampling),
+                None if sampling is None else sampling.mask_idx,
+                None if sampling is None else sampling.masks,
+                step.hidden,
+                num_passes,
+                least_survival,
+                survivals,
+                self._token_ids,
+                self._logprobs,
+            )
+        except ValueError as error:
+            raise _told_apart(error) from error
+        num_tokens = len(step.token_ids) if num_passes == 1 else num_rows
+        self._num_rows = {Rows.TOKENS: num_tokens, Rows.LOGITS: num_rows}
+        shape, count = (num_passes, num_rows), num_passes * num_rows
+        return self._token_ids[:count].reshape(shape), self._logprobs[:count].reshape(shape)
+
+    def keep_taps(self, names: Sequence[str], group_id: int, rows: BF16) -> None:
+        """See `KeepsTaps`."""
+        self._target.keep_taps([self._tap_ids[n] for n in names], group_id, rows.view(np.uint16))
 
     def tap(self, name: str) -> npt.NDArray[np.float32]:
         data, rows = self._taps[name]
@@ -366,6 +363,29 @@ _IMPLEMENTED = (
 
 _KV_TYPES = {DType.BF16: 0, DType.F32: 1, DType.FP8_E4M3: 2}
 """As `KVType` in native/ops.h."""
+
+
+def _told_apart(error: ValueError) -> Exception:
+    """What C++ calls a domain error arrives as ValueError, as bad arguments do."""
+    return FloatingPointError(str(error)) if _NAN_MESSAGE in str(error) else error
+
+
+def _columns(rows: SamplingRows) -> tuple[npt.NDArray[Any], ...]:
+    """In the order of native/step_arrays.h."""
+    return (
+        rows.temperature,
+        rows.top_k,
+        rows.top_p,
+        rows.min_p,
+        rows.repetition_penalty,
+        rows.frequency_penalty,
+        rows.presence_penalty,
+        rows.seeds,
+        rows.positions,
+        rows.sample_idx,
+        rows.num_logprobs,
+        rows.target_ids,
+    )
 
 
 def _sparse(

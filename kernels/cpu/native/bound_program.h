@@ -271,9 +271,10 @@ class BoundProgram {
   size_t num_bytes() const { return program_.num_bytes(); }
   const char* isa() const { return program_.kernels().name; }
 
-  // See `Chain`; buffers may be -1, where the passes carry nothing.
+  // See `Chain`; without `known` the passes read nothing but tokens.
   Chain chain(const std::optional<Vector<int32_t>>& translation, int first_group, int end_group,
-              int carried, int carried_to, int cleared) const {
+              float least_shared, const std::optional<MutableMatrix<uint16_t>>& known, int features,
+              int hidden, int left) {
     Chain chain;
     if (translation) {
       require(static_cast<int>(translation->size()) == program_.vocab_size(),
@@ -281,29 +282,83 @@ class BoundProgram {
       chain.translation.assign(translation->data(), translation->data() + translation->size());
     }
     const int num_groups = static_cast<int>(program_.kv().size());
-    require(0 <= first_group && first_group <= end_group && end_group <= num_groups,
+    require(0 <= first_group && first_group < end_group && end_group <= num_groups,
             "a chain of groups that there are not");
     chain.first_group = first_group;
     chain.end_group = end_group;
-    require((carried < 0) == (carried_to < 0), "what is carried goes somewhere");
-    const int max_rows = program_.capacity().max_logit_rows;
-    if (carried >= 0) {
-      chain.carried = plain(carried);
-      chain.carried_to = plain(carried_to);
-      require(chain.carried->width == chain.carried_to->width &&
-                  chain.carried_to->capacity >= max_rows,
-              "what is carried does not fit");
-    }
-    if (cleared >= 0) {
-      chain.cleared = plain(cleared);
-      require(chain.cleared->capacity >= max_rows, "what is cleared has too few rows");
-    }
+    chain.least_shared = least_shared;
+    if (!known) return chain;
+    chain.known = slot_rows(*known, first_group);
+    chain.features = plain(features);
+    chain.hidden = plain(hidden);
+    chain.left = plain(left);
+    const Capacity& capacity = program_.capacity();
+    require(chain.features->width == chain.known.width && chain.hidden->width == chain.left->width &&
+                chain.features->capacity >= capacity.max_tokens &&
+                chain.hidden->capacity >= capacity.max_tokens &&
+                chain.left->capacity >= capacity.max_logit_rows,
+            "the features of a chain do not fit its program");
     return chain;
   }
 
-  // Returns the number of passes: one without `chain`, which else is a chain, the most passes, the least
-  // survival, the least confidence of sampled rows, and the survivals of the logit rows.
-  int run(const Vector<int32_t>& token_ids, const Vector<int32_t>& positions,
+  // See `Program::keep`.
+  void keep_taps(const std::vector<int>& taps, int group_id, const MutableMatrix<uint16_t>& rows) {
+    std::vector<const Buffer*> buffers;
+    for (const int tap : taps) {
+      buffers.push_back(plain(tap));
+      require(buffers.back()->capacity >= program_.capacity().max_tokens, "a tap of logit rows");
+    }
+    program_.keep(std::move(buffers), slot_rows(rows, group_id));
+  }
+
+  // Runs a chain; `sampling` is None where guesses are greedy. Returns the number of passes.
+  int draft(const Chain& chain, const Vector<int32_t>& token_ids, const Vector<int32_t>& query_starts,
+            const Vector<int32_t>& starts, const Vector<int32_t>& table_rows,
+            const Vector<int32_t>& guessing, const nb::tuple& tables, const nb::object& sampling,
+            const std::optional<Vector<int32_t>>& mask_idx,
+            const std::optional<Matrix<uint32_t>>& masks, const std::optional<Matrix<float>>& hidden,
+            int num_passes, float least_survival, const MutableVector<float>& survivals,
+            const MutableVector<int32_t>& out_token_ids, const MutableVector<float>& out_logprobs) {
+    DraftRows rows;
+    rows.num_tokens = static_cast<int>(token_ids.size());
+    rows.num_requests = static_cast<int>(starts.size());
+    rows.num_guesses = static_cast<int>(guessing.size());
+    require(query_starts.size() == starts.size() + 1, "query_starts must be one longer than starts");
+    require(table_rows.size() == starts.size(), "table_rows has another length than starts");
+    require(survivals.size() == guessing.size(), "survivals has another length than guessing");
+    rows.token_ids = token_ids.data();
+    rows.query_starts = query_starts.data();
+    rows.starts = starts.data();
+    rows.table_rows = table_rows.data();
+    rows.guessing = guessing.data();
+    rows.num_passes = num_passes;
+    rows.least_survival = least_survival;
+    rows.survivals = survivals.data();
+    rows.is_greedy = sampling.is_none();
+    if (hidden) {
+      require(chain.hidden != nullptr && hidden->shape(0) == token_ids.size() &&
+                  static_cast<int>(hidden->shape(1)) == chain.hidden->width,
+              "hidden rows of another shape than the tokens'");
+      rows.hidden = hidden->data();
+    }
+    Step step;
+    require(tables.size() == program_.kv().size(), "a table for each KV group");
+    for (nb::handle table : tables) read_table(step, table);
+    step.num_logit_rows = rows.num_guesses;
+    if (!rows.is_greedy) {
+      read_sampling(step, nb::cast<nb::tuple>(sampling), nb::none(), nb::none());
+      read_masks(step, mask_idx, masks);
+    }
+    const size_t most = guessing.size() * static_cast<size_t>(std::max(num_passes, 1));
+    require(num_passes >= 1 && out_token_ids.size() >= most && out_logprobs.size() >= most,
+            "the result arrays are too small");
+    step.out_token_ids = out_token_ids.data();
+    step.out_logprobs = out_logprobs.data();
+    nb::gil_scoped_release release;
+    return program_.run_chain(step, chain, rows);
+  }
+
+  void run(const Vector<int32_t>& token_ids, const Vector<int32_t>& positions,
            const Vector<int32_t>& query_starts, const Vector<int32_t>& seq_lens,
            const Vector<int32_t>& table_rows, const Vector<int32_t>& logit_rows,
            const nb::tuple& groups, const nb::tuple& sampling, const nb::object& counts,
@@ -311,8 +366,7 @@ class BoundProgram {
            const std::optional<Matrix<uint32_t>>& masks,
            const std::optional<Vector<int32_t>>& masks_ready, int num_top,
            const MutableVector<int32_t>& out_token_ids, const MutableVector<float>& out_logprobs,
-           const MutableVector<int32_t>& out_top_ids, const MutableVector<float>& out_top_logprobs,
-           const nb::object& chain) {
+           const MutableVector<int32_t>& out_top_ids, const MutableVector<float>& out_top_logprobs) {
     Step step;
     step.num_tokens = static_cast<int>(token_ids.size());
     step.num_requests = static_cast<int>(seq_lens.size());
@@ -329,21 +383,12 @@ class BoundProgram {
     require(groups.size() <= kMaxGroups, "too many KV groups");
     for (nb::handle group : groups) read_group(step, group);
     read_sampling(step, sampling, counts, bias);
-    if (mask_idx && masks) {
-      require(mask_idx->size() == logit_rows.size(), "mask_idx has another length than logit_rows");
-      step.sampling.mask_idx = mask_idx->data();
-      step.sampling.masks = masks->data();
-      step.sampling.num_masks = static_cast<int>(masks->shape(0));
-      step.sampling.mask_words = static_cast<int>(masks->shape(1));
-    }
+    read_masks(step, mask_idx, masks);
     if (masks_ready) {
       require(masks_ready->size() == 1, "masks_ready is one number");
       step.sampling.masks_ready = masks_ready->data();
     }
-    ChainRun chained;
-    if (!chain.is_none()) chained = chain_run(chain, logit_rows.size());
-    const size_t rows = logit_rows.size() * static_cast<size_t>(chained.num_passes);
-    const size_t tops = rows * static_cast<size_t>(num_top);
+    const size_t rows = logit_rows.size(), tops = rows * static_cast<size_t>(num_top);
     require(num_top >= 0 && out_token_ids.size() >= rows && out_logprobs.size() >= rows &&
                 out_top_ids.size() >= tops && out_top_logprobs.size() >= tops,
             "the result arrays are too small");
@@ -353,29 +398,19 @@ class BoundProgram {
     step.out_top_ids = out_top_ids.data();
     step.out_top_logprobs = out_top_logprobs.data();
     nb::gil_scoped_release release;
-    if (chained.chain != nullptr) return program_.run_chain(step, chained);
     program_.run(step);
-    return 1;
   }
 
  private:
-  ChainRun chain_run(const nb::object& from, size_t num_rows) const {
-    const auto parts = nb::cast<nb::tuple>(from);
-    require(parts.size() == 5, "a chain's run has five parts");
-    ChainRun run;
-    run.chain = &nb::cast<const Chain&>(parts[0]);
-    run.num_passes = nb::cast<int>(parts[1]);
-    run.least_survival = nb::cast<float>(parts[2]);
-    run.least_shared = nb::cast<float>(parts[3]);
-    const auto survivals = array_of<MutableVector<float>>(parts[4]);
-    require(run.num_passes >= 1, "a chain has a pass at least");
-    require(survivals.size() == num_rows &&
-                num_rows <= static_cast<size_t>(program_.capacity().max_logit_rows),
-            "a chain has a survival for each logit row, all of one slice");
-    run.survivals = survivals.data();
-    return run;
+  SlotRows slot_rows(const MutableMatrix<uint16_t>& rows, int group_id) {
+    require(group_id >= 0 && static_cast<size_t>(group_id) < program_.kv().size(),
+            "rows of a group that there is not");
+    const KVGroup& kv = program_.kv()[static_cast<size_t>(group_id)];
+    require(rows.shape(0) == static_cast<size_t>(kv.num_blocks) * static_cast<size_t>(kv.block_size),
+            "a row is kept for each slot of the group");
+    kept_.emplace_back(nb::cast(rows));
+    return {rows.data(), static_cast<int>(rows.shape(0)), static_cast<int>(rows.shape(1)), group_id};
   }
-
 
   static std::vector<KVGroup> kv_groups(const std::vector<MutableVector<uint8_t>>& data,
                                         const std::vector<std::vector<int>>& shapes) {

@@ -177,7 +177,12 @@ NB_MODULE(_native, m) {
            "table_rows"_a, "logit_rows"_a, "groups"_a, "sampling"_a, "counts"_a.none(),
            "bias"_a.none(), "mask_idx"_a.none(), "masks"_a.none(), "masks_ready"_a.none(), "num_top"_a,
            "out_token_ids"_a,
-           "out_logprobs"_a, "out_top_ids"_a, "out_top_logprobs"_a, "chain"_a.none())
+           "out_logprobs"_a, "out_top_ids"_a, "out_top_logprobs"_a)
       .def("chain", &BoundProgram::chain, "translation"_a.none(), "first_group"_a, "end_group"_a,
-           "carried"_a, "carried_to"_a, "cleared"_a);
+           "least_shared"_a, "known"_a.none(), "features"_a, "hidden"_a, "left"_a)
+      .def("keep_taps", &BoundProgram::keep_taps, "taps"_a, "group_id"_a, "rows"_a)
+      .def("draft", &BoundProgram::draft, "chain"_a, "token_ids"_a, "query_starts"_a, "starts"_a,
+           "table_rows"_a, "guessing"_a, "tables"_a, "sampling"_a.none(), "mask_idx"_a.none(),
+           "masks"_a.none(), "hidden"_a.none(), "num_passes"_a, "least_survival"_a, "survivals"_a,
+           "out_token_ids"_a, "out_logprobs"_a);
 }

@@ -3,11 +3,9 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <limits>
 #include <new>
-#include <numeric>
 #include <stdexcept>
 
 namespace hasten {
@@ -421,6 +419,7 @@ void Program::run(Step step) {
   step.failed_row = &failed_row_;
   failed_row_.store(-1, std::memory_order_relaxed);
   copy_blocks(step);
+  copy_kept(step);
   if (step.num_tokens == 0) return;
   if (has_attention_) plan_attention(step);
   plan_fetching(step);
@@ -430,86 +429,7 @@ void Program::run(Step step) {
     throw std::domain_error("the logits of row " + std::to_string(failed) +
                             " hold NaN or forbid every token");
   }
-}
-
-int Program::run_chain(Step step, const ChainRun& run) {
-  const int num_rows = step.num_logit_rows;
-  for (int pass = 1;; ++pass) {
-    Program::run(step);
-    bool goes_on = num_rows > 0 && pass < run.num_passes;
-    for (int l = 0; l < num_rows; ++l) {
-      int32_t& chosen = step.out_token_ids[l];
-      if (!run.chain->translation.empty()) chosen = run.chain->translation[static_cast<size_t>(chosen)];
-      float& confidence = step.out_logprobs[l];
-      confidence = std::exp(confidence);
-      if (step.sampling.temperature[l] > 0.0f) {
-        confidence = run.least_shared + (1.0f - run.least_shared) * confidence;
-      }
-      run.survivals[l] *= confidence;
-      goes_on = goes_on && run.survivals[l] >= run.least_survival;
-    }
-    if (!goes_on) return pass;
-    follow(step, *run.chain);
-  }
-}
-
-int32_t Program::slot_of(const Step& step, int group_id, int table_row, int position) const {
-  const GroupTables& tables = step.groups[group_id];
-  const int block_size = kv_[static_cast<size_t>(group_id)].block_size, block = position / block_size;
-  require(block < tables.table_width, "a chain leads past a block table");
-  const int32_t* row = tables.block_tables +
-                       static_cast<size_t>(table_row) * static_cast<size_t>(tables.table_width);
-  return row[block] * block_size + position % block_size;
-}
-
-// Makes of a step that was computed the one that follows on it.
-void Program::follow(Step& step, const Chain& chain) {
-  const int num_rows = step.num_logit_rows;
-  const auto size = static_cast<size_t>(num_rows);
-  FollowingRows& next = following_;
-  for (auto* rows : {&next.token_ids, &next.positions, &next.next_positions, &next.seq_lens,
-                     &next.table_rows, &next.logit_rows}) {
-    rows->resize(size);
-  }
-  next.query_starts.resize(size + 1);
-  for (int g = 0; g < step.num_groups; ++g) next.slots[g].resize(size);
-  // The step may lie in these arrays already: a row is read before it is written.
-  for (int l = 0, r = 0; l < num_rows; ++l) {
-    while (step.query_starts[r + 1] <= step.logit_rows[l]) ++r;
-    const auto i = static_cast<size_t>(l);
-    const int position = step.sampling.positions[l], table_row = step.table_rows[r];
-    for (int g = 0; g < step.num_groups; ++g) {
-      const bool is_written = chain.first_group <= g && g < chain.end_group;
-      next.slots[g][i] = is_written ? slot_of(step, g, table_row, position) : 0;
-    }
-    next.token_ids[i] = step.out_token_ids[l];
-    next.positions[i] = position;
-    next.next_positions[i] = next.seq_lens[i] = position + 1;
-    next.table_rows[i] = table_row;
-    next.logit_rows[i] = l;
-  }
-  std::iota(next.query_starts.begin(), next.query_starts.end(), 0);
-  step.num_tokens = step.num_requests = num_rows;
-  step.token_ids = next.token_ids.data();
-  step.positions = next.positions.data();
-  step.query_starts = next.query_starts.data();
-  step.seq_lens = next.seq_lens.data();
-  step.table_rows = next.table_rows.data();
-  step.logit_rows = next.logit_rows.data();
-  step.sampling.positions = next.next_positions.data();
-  for (int g = 0; g < step.num_groups; ++g) {
-    step.groups[g].slot_mapping = next.slots[g].data();
-    step.groups[g].num_copies = 0;
-  }
-  step.out_token_ids += num_rows;
-  step.out_logprobs += num_rows;
-  const auto floats = [&](const Buffer* rows) {
-    return static_cast<size_t>(num_rows) * static_cast<size_t>(rows->width);
-  };
-  if (chain.carried != nullptr) {
-    std::copy_n(chain.carried->plain, floats(chain.carried), chain.carried_to->plain);
-  }
-  if (chain.cleared != nullptr) std::fill_n(chain.cleared->plain, floats(chain.cleared), 0.0f);
+  keep_taps(step);
 }
 
 void Program::run_thread(const Step& step, int thread) {

@@ -66,24 +66,47 @@ struct Capacity {
   int max_model_len;
 };
 
+// Rows in bf16 by slot of a KV group, outside the program: [num_slots, width].
+struct SlotRows {
+  uint16_t* data = nullptr;
+  int num_slots = 0;
+  int width = 0;
+  int group_id = 0;
+
+  uint16_t* row(int slot) const {
+    return data + static_cast<size_t>(slot) * static_cast<size_t>(width);
+  }
+};
+
 // How passes of a program that drafts follow on each other: the next one computes what the one before
 // has chosen, a token for every logit row.
 struct Chain {
   std::vector<int32_t> translation;      // of what is chosen into tokens; empty: it is one
   int first_group = 0, end_group = 0;    // the KV groups that it writes; others get the null slot
-  const Buffer* carried = nullptr;       // logit rows that the next pass gets
-  const Buffer* carried_to = nullptr;    // ... as these
-  const Buffer* cleared = nullptr;       // rows that only the first pass has
+  float least_shared = 0.0f;             // probability that a sampled guess is right, at least
+  // Of a head, else null: the first pass reads of each token what is known of the token before, the
+  // next ones what the logit rows of the pass before left.
+  SlotRows known{};
+  const Buffer* features = nullptr;
+  const Buffer* hidden = nullptr;
+  const Buffer* left = nullptr;
 };
 
-// One use of a chain: it ends after so many passes, and once a row's guesses are all right with less
-// than the least probability. Those of a row that is sampled are right with `least_shared` at least.
-struct ChainRun {
-  const Chain* chain = nullptr;
+// The first pass of a chain: tokens of requests, in order, and which of these want a guess.
+struct DraftRows {
+  int num_tokens = 0, num_requests = 0, num_guesses = 0;
+  const int32_t* token_ids = nullptr;
+  const int32_t* query_starts = nullptr;
+  const int32_t* starts = nullptr;      // the position of each request's first token
+  const int32_t* table_rows = nullptr;
+  const int32_t* guessing = nullptr;    // requests, ascending
+  const float* hidden = nullptr;        // for all tokens, instead of what is known; or null
+  // A chain ends after so many passes, or once all guesses of a request are right with less than the
+  // least probability.
   int num_passes = 1;
   float least_survival = 0.0f;
-  float least_shared = 0.0f;
-  float* survivals = nullptr;  // of each logit row: before, and after
+  float* survivals = nullptr;           // by guess: before, and after
+  bool is_greedy = true;                // else the step brings its sampling
 };
 
 class Program {
@@ -132,9 +155,12 @@ class Program {
   // number.
   void run(Step step);
 
-  // Computes the step and the passes that follow on it; returns their number. The step's result arrays
-  // have room for all passes, one after another: tokens, and probabilities of being right.
-  int run_chain(Step step, const ChainRun& run);
+  // Runs a chain; returns the number of its passes. The step has tables, and perhaps sampling; its result
+  // arrays have room for all passes, one after another: tokens, and probabilities of being right.
+  int run_chain(Step step, const Chain& chain, const DraftRows& rows);
+
+  // From now on every step leaves these buffers side by side in the rows of its slots.
+  void keep(std::vector<const Buffer*> taps, const SlotRows& rows);
 
  private:
   // The weight of a product, in the tiles that threads share.
@@ -178,7 +204,12 @@ class Program {
   void check_requests(const Step& step) const;
   void check_group(const Step& step, int group_id) const;
   void check_sampling(const Step& step) const;
+  void lay_out(Step& step, const Chain& chain, const DraftRows& rows);
+  void set_features(const Step& step, const Chain& chain, const DraftRows& rows);
   void follow(Step& step, const Chain& chain);
+  void point_at(Step& step, int num_tokens, int num_requests);
+  void copy_kept(const Step& step) const;
+  void keep_taps(const Step& step) const;
   int32_t slot_of(const Step& step, int group_id, int table_row, int position) const;
   void plan_attention(Step& step);
   void plan_fetching(const Step& step);
@@ -207,13 +238,18 @@ class Program {
   int num_embeddings_;  // rows of the smallest table that token ids index
   int max_kv_heads_ = 1;
   size_t max_row_floats_ = 0;  // of the partial results of one token, all heads
-  // The arrays of a pass that follows on another, for every logit row.
-  struct FollowingRows {
-    std::vector<int32_t> token_ids, positions, next_positions, query_starts, seq_lens, table_rows;
-    std::vector<int32_t> logit_rows, slots[kMaxGroups];
+  // The arrays of a drafting pass.
+  struct PassRows {
+    std::vector<int32_t> token_ids, positions, query_starts, seq_lens, table_rows, logit_rows;
+    std::vector<int32_t> next_positions, slots[kMaxGroups];
+    std::vector<int32_t> zeros, none;  // sampling that is greedy
+    std::vector<float> off, ones;
+    std::vector<uint64_t> seeds;
   };
 
-  FollowingRows following_;
+  PassRows pass_;
+  std::vector<const Buffer*> kept_taps_;
+  SlotRows kept_{};
   std::vector<AttentionTask> tasks_;
   std::deque<Attention> attentions_;
   size_t num_before_attention_ = 0;  // body ops up to the last attention so far

@@ -15,20 +15,26 @@ Array array_of(nb::handle from) {
   return array;
 }
 
+// The block tables of the next KV group.
+inline GroupTables& read_table(Step& step, nb::handle from) {
+  const auto tables = array_of<Matrix<int32_t>>(from);
+  GroupTables& to = step.groups[step.num_groups++];
+  to.block_tables = tables.data();
+  to.num_table_rows = static_cast<int>(tables.shape(0));
+  to.table_width = static_cast<int>(tables.shape(1));
+  return to;
+}
+
 inline void read_group(Step& step, nb::handle group) {
   const auto parts = nb::cast<nb::tuple>(group);
   require(parts.size() == 3, "a KV group has slots, tables and copies");
   const auto slots = array_of<Vector<int32_t>>(parts[0]);
-  const auto tables = array_of<Matrix<int32_t>>(parts[1]);
   const auto copies = array_of<Matrix<int32_t>>(parts[2]);
   require(static_cast<int>(slots.size()) == step.num_tokens,
           "slot_mapping has another length than token_ids");
   require(copies.shape(0) == 0 || copies.shape(1) == 2, "block_copies must have two columns");
-  GroupTables& to = step.groups[step.num_groups++];
+  GroupTables& to = read_table(step, parts[1]);
   to.slot_mapping = slots.data();
-  to.block_tables = tables.data();
-  to.num_table_rows = static_cast<int>(tables.shape(0));
-  to.table_width = static_cast<int>(tables.shape(1));
   to.block_copies = copies.data();
   to.num_copies = static_cast<int>(copies.shape(0));
 }
@@ -73,6 +79,17 @@ inline void read_sampling(Step& step, const nb::tuple& columns, const nb::object
   rows.target_ids = column<int32_t>(step, columns, 11);
   read_sparse(step, counts, rows.counts);
   read_sparse(step, bias, rows.bias);
+}
+
+inline void read_masks(Step& step, const std::optional<Vector<int32_t>>& mask_idx,
+                       const std::optional<Matrix<uint32_t>>& masks) {
+  if (!mask_idx || !masks) return;
+  require(static_cast<int>(mask_idx->size()) == step.num_logit_rows,
+          "mask_idx has another length than logit_rows");
+  step.sampling.mask_idx = mask_idx->data();
+  step.sampling.masks = masks->data();
+  step.sampling.num_masks = static_cast<int>(masks->shape(0));
+  step.sampling.mask_words = static_cast<int>(masks->shape(1));
 }
 
 }  // namespace hasten
