@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from hasten.core.protocols import MaskJob
 from hasten.core.sampling_state import RowEdits, SlotParameters
-from hasten.core.steady_decode import SteadyDecode
+from hasten.core.steady_decode import LoneDecode, SteadyDecode
 from hasten.kernels.step import GroupTables, SamplingRows, SparseRows, StepBatch
 
 if TYPE_CHECKING:
@@ -62,16 +62,18 @@ class BatchBuilder:
         self._params = SlotParameters(num_slots, vocab_size)
         self._edits: dict[int, RowEdits] = {}
         self._scoring: set[int] = set()
-        self._iota = np.arange(max(capacity.max_tokens, num_slots) + 1, dtype=np.int32)
+        longest = max(capacity.max_tokens, num_slots, capacity.max_model_len)
+        self._iota = np.arange(longest + 2, dtype=np.int32)
         self._unscored = np.full(capacity.max_tokens, -1, np.int32)
         self._no_copies = np.zeros((0, 2), np.int32)
-        self._steady: SteadyDecode | None = None
+        self._steady: SteadyDecode | LoneDecode | None = None
 
     def build(self, plan: StepPlan, requests: Mapping[RequestId, Request]) -> StepBatch:
         """The batch of `plan`. Modifies the slots of requests it has not met there before."""
-        steady = self._steady
-        if steady is not None and steady.move_on(plan, requests, self._blocks):
-            return steady.batch
+        if self._steady is not None:
+            moved = self._steady.move_on(plan, requests, self._blocks)
+            if moved is not None:
+                return moved
         planned = plan.requests
         slots = self._bind_slots(planned, requests)
         tokens = _token_ids(planned, requests)
@@ -110,16 +112,19 @@ class BatchBuilder:
         plan: StepPlan,
         requests: Mapping[RequestId, Request],
         slots: list[int],
-    ) -> SteadyDecode | None:
+    ) -> SteadyDecode | LoneDecode | None:
         """How to go on from this batch; None where more than tokens and positions will change."""
-        num_requests = len(slots)
-        if batch.num_tokens != num_requests or batch.num_logit_rows != num_requests:
+        num_requests, num_rows = len(slots), batch.num_logit_rows
+        if batch.num_tokens != num_rows or num_rows != num_requests > 1:
             return None
         changing = (self._constrained, self._scoring, self._edits.keys())
         if plan.block_copies or self._params.any_mask:
             return None
         if not all(each.isdisjoint(slots) for each in changing):
             return None
+        if num_requests == 1:
+            request = requests[plan.requests[0].request_id]
+            return LoneDecode.of(request, slots[0], batch.sampling, self._iota, self._no_copies)
         return SteadyDecode(
             batch,
             [requests[p.request_id] for p in plan.requests],
