@@ -1,8 +1,8 @@
 """Steps in which the same requests decode, one after another: most steps there are.
 
-Such a step's batch is that of the step before, moved on; where there is one request only, drafts and
-all. Laying it out anew takes three times as long, mostly to find in memory what the model has driven
-out of the processor's caches. Exercised by `pytest tests/unit/core/test_batch.py`.
+Such a step's batch is that of the step before, moved on; drafts count where there is one request
+only. Laying it out anew takes three times as long, mostly to find in memory what the model has
+driven out of the processor's caches. Exercised by `pytest tests/unit/core/test_batch.py`.
 """
 
 from __future__ import annotations

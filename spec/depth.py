@@ -112,16 +112,21 @@ class DepthController:
         return price * (times[LINE_ROWS] - times[0]) / LINE_ROWS
 
     def choose(
-        self, candidates: Sequence[Candidate], beside: StepShape = EMPTY_STEP, pass_s: float = 0.0
+        self,
+        candidates: Sequence[Candidate],
+        beside: StepShape = EMPTY_STEP,
+        pass_s: float = 0.0,
+        price: float | None = None,
     ) -> list[int]:
         """The depth of each candidate, at most the length of its survivals.
 
-        `beside` is what the step computes of prompts; a level of drafting costs `pass_s`.
+        `beside` is what the step computes of prompts; a level of drafting costs `pass_s`. `price`
+        is that of these candidates, where it is known already.
         """
         self._num_choices += 1
         if not any(candidate.survivals for candidate in candidates):
             return [0] * len(candidates)
-        choice = _Choice.among(self, candidates, beside, pass_s)
+        choice = _Choice.among(self, candidates, beside, pass_s, price)
         depths = choice.best()
         kept = [
             min(self._depths.get(candidate.request_id, 0), len(candidate.survivals))
@@ -134,14 +139,20 @@ class DepthController:
             self._depths[candidate.request_id] = depth
         return self._explore(choice, depths)
 
-    def plan(self, candidates: Sequence[Candidate], beside: StepShape, pass_s: float) -> list[int]:
+    def plan(
+        self,
+        candidates: Sequence[Candidate],
+        beside: StepShape,
+        pass_s: float,
+        price: float | None = None,
+    ) -> list[int]:
         """How deep to draft with a model: `survivals` are expected, each level costs a pass.
 
         What comes of it is trimmed by `choose`, which knows the drafts.
         """
         if not any(candidate.survivals for candidate in candidates):
             return [0] * len(candidates)
-        return _Choice.among(self, candidates, beside, pass_s).best()
+        return _Choice.among(self, candidates, beside, pass_s, price).best()
 
     def learn(self, num_kept: float, slowdown: float) -> None:
         """Take in a step: the tokens that a request kept in it, on average, and what that took.
@@ -204,6 +215,7 @@ class _Choice:
         candidates: Sequence[Candidate],
         beside: StepShape,
         pass_s: float,
+        price: float | None,
     ) -> _Choice:
         model, limits = controller.step_times, controller.limits
         num_tokens = [candidate.num_tokens for candidate in candidates]
@@ -215,13 +227,19 @@ class _Choice:
         if limits.target_s is not None:
             spare_s = limits.target_s - model.step_time(base)
         attention_s = model.pair_s * max(num_tokens)
-        price = controller.price(num_tokens)
+        if price is None:
+            price = controller.price(num_tokens)
         return cls(
             candidates, price, model.pair_s, pass_s, row_times, max_drafts, spare_s, attention_s
         )
 
     def best(self) -> list[int]:
         """The depths of the highest value."""
+        if len(self.candidates) == 1:
+            return [self._best_of_one(self.candidates[0])]
+        return self._best_of_many()
+
+    def _best_of_many(self) -> list[int]:
         positions = sorted(self._positions(), key=lambda p: (-p.worth, p.level))
         depths = [0] * len(self.candidates)
         best_value, best_level, best_count = 0.0, 0, 0
@@ -236,6 +254,23 @@ class _Choice:
         for position in [p for p in positions if p.level <= best_level][:best_count]:
             depths[position.candidate_idx] += 1
         return depths
+
+    def _best_of_one(self, candidate: Candidate) -> int:
+        """The same for one request: each of its positions is a level of its own."""
+        row_times, price, has_passes = self.row_times, self.price, self.pass_s > 0
+        position_cost = price * (self.pair_s * candidate.num_tokens + self.pass_s)
+        gained, best_value, best_depth = 0.0, 0.0, 0
+        for depth, survival in enumerate(candidate.survivals, start=1):
+            most = self.max_drafts
+            if self.spare_s < math.inf:
+                most = self._most_drafts(depth if has_passes else 0)
+            if depth > most or survival < LEAST_SURVIVAL:
+                break
+            gained += survival - position_cost
+            value = gained - price * (row_times[depth] - row_times[0])
+            if value > best_value:
+                best_value, best_depth = value, depth
+        return best_depth
 
     def value(self, depths: Sequence[int]) -> float:
         """Expected tokens of the drafts minus the price of their time."""

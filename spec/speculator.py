@@ -164,7 +164,7 @@ class Speculator:
             self._slowdown = self._controller.slowdown_of(num_tokens, no_depths, drafting_s)
             return [()] * len(requests)
         guesses = turn.guesses()
-        depths = self._depths(turn, guesses)
+        depths = self._depths(turn, guesses, price)
         self._slowdown = self._controller.slowdown_of(num_tokens, depths, drafting_s)
         return [guess.token_ids[:depth] for guess, depth in zip(guesses, depths, strict=True)]
 
@@ -197,11 +197,11 @@ class Speculator:
         limit = min(self._max_depth, max_depth)
         return limit if wanted.max_depth is None else min(limit, wanted.max_depth)
 
-    def _depths(self, turn: Turn, guesses: Sequence[Guess]) -> list[int]:
+    def _depths(self, turn: Turn, guesses: Sequence[Guess], price: float) -> list[int]:
         if self._is_fixed:
             return [len(guess.token_ids) for guess in guesses]
         return self._controller.choose(
-            turn.candidates([guess.survivals for guess in guesses]), turn.beside
+            turn.candidates([guess.survivals for guess in guesses]), turn.beside, price=price
         )
 
     def _ask_all(self, turn: Turn, price: float, line: float) -> None:
@@ -257,7 +257,7 @@ class Speculator:
         depths = limits
         if not self._is_fixed:
             expected = self._expected(method, turn, limits, price, line)
-            depths = self._controller.plan(turn.candidates(expected), turn.beside, pass_s)
+            depths = self._controller.plan(turn.candidates(expected), turn.beside, pass_s, price)
             depths = self._explore(depths, limits, method, turn)
         if not any(depths):
             return 0.0

@@ -10,7 +10,7 @@ from statistics import mean
 import pytest
 from hasten.core.latency import EMPTY_STEP
 from hasten.core.request import RequestId
-from hasten.spec.depth import EXPLORE_EVERY, Candidate, DepthController
+from hasten.spec.depth import EXPLORE_EVERY, Candidate, DepthController, _Choice
 
 from tests.unit.spec.costs import cliff, controller_of, flat, linear
 
@@ -92,6 +92,20 @@ def test_close_to_brute_force_on_staircases() -> None:
         losses.append(1 - rate(seconds, survivals, depths, pass_s) / best)
     assert mean(losses) <= 0.01
     assert max(losses) <= 0.10
+
+
+def test_one_request_is_decided_as_many_are() -> None:
+    rng = random.Random(11)
+    for _ in range(2000):
+        controller = controller_of(
+            random_staircase(rng), 30, target_s=rng.choice((None, rng.uniform(0.5, 9.0)))
+        )
+        controller.step_times.pair_s = rng.choice((0.0, 1e-4))
+        controller.learn(rng.uniform(0.0, 20.0), 1.0)
+        candidates = candidates_of(random_survivals(rng)[:1])
+        pass_s = rng.choice((0.0, rng.uniform(0.0, 0.5)))
+        choice = _Choice.among(controller, candidates, EMPTY_STEP, pass_s, None)
+        assert choice.best() == choice._best_of_many()
 
 
 def test_free_rows_are_all_used() -> None:
