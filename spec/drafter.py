@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 FIRST_OVERHEAD_S, OVERHEAD_FADE = 100e-6, 0.05
 """What a pass takes beside the model's own time: at first, and how fast that is learnt."""
+FEW_TOKENS = 16
+"""A pass of so many costs hardly more than one of a token for each request."""
 AMORTISED_STEPS = 32
 """Over so many steps a request's catching up is counted: that many drafts profit from it."""
 
@@ -70,9 +72,15 @@ class _Run:
     request: Request
     depth: int
     num_tokens: int
+    progress: _Progress
     token_ids: list[int] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
     survival: float = 1.0
+
+    @property
+    def num_behind(self) -> int:
+        """Tokens that a pass has to compute for a guess."""
+        return self.num_tokens - self.progress.num_computed
 
 
 class DrafterProposer:
@@ -103,7 +111,7 @@ class DrafterProposer:
     def catch_up_s(self, request: Request) -> float:
         """Seconds that catching up takes beyond a pass, as a share of the drafts to come of it."""
         behind = len(request.token_ids) - self._of(request).num_computed
-        if behind <= MAX_PASS_TOKENS // 16:
+        if behind <= FEW_TOKENS:
             return 0.0
         shape = EMPTY_STEP.with_chunk(0, min(behind, MAX_PASS_TOKENS))
         chunks = -(-behind // MAX_PASS_TOKENS)
@@ -139,7 +147,7 @@ class DrafterProposer:
             num_passes += len(levels)
         for run in runs:
             drafts[run.idx] = Draft(run.token_ids, run.confidences)
-            self._of(run.request).drafted = run.token_ids
+            run.progress.drafted = run.token_ids
         overhead_s = (perf_counter() - begin_s - self._drafter.seconds) / max(num_passes, 1)
         self._overhead_s += OVERHEAD_FADE * (overhead_s - self._overhead_s)
         return drafts
@@ -153,20 +161,25 @@ class DrafterProposer:
         for idx, (request, depth) in enumerate(zip(requests, depths, strict=True)):
             depth = min(depth, self.limit(request))  # noqa: PLW2901  the deepest possible
             if depth > 0 and self._blocks.extend(request.request_id, len(request.token_ids)):
-                runs.append(_Run(idx, request, depth, len(request.token_ids)))
+                progress = self._of(request)
+                runs.append(_Run(idx, request, depth, len(request.token_ids), progress))
         for run in runs:
             end = run.num_tokens + run.depth - 1
             run.depth = self._blocks.extend_for_drafts(run.request.request_id, end)
             run.depth -= run.num_tokens - 1
-        return sorted(runs, key=lambda run: run.num_tokens - self._of(run.request).num_computed)
+        if len(runs) > 1:
+            runs.sort(key=lambda run: run.num_behind)
+        return runs
 
     def _catch_up(self, runs: Sequence[_Run]) -> list[_Run]:
         """Lay out what requests are behind by; returns those that will be there, for a guess."""
-        num_left = max(self._budget.max_chunk(EMPTY_STEP, 0, MAX_PASS_TOKENS), len(runs))
+        num_left = sum(run.num_behind for run in runs)
+        if num_left > FEW_TOKENS:
+            num_left = max(self._budget.max_chunk(EMPTY_STEP, 0, MAX_PASS_TOKENS), len(runs))
         there: list[_Run] = []
         self._rows.begin()
         for run in runs:
-            progress = self._of(run.request)
+            progress = run.progress
             start = progress.num_computed
             num_tokens = min(run.num_tokens - start, num_left)
             if num_tokens <= 0:

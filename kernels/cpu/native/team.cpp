@@ -10,9 +10,10 @@
 namespace hasten {
 namespace {
 
-// In pauses, of some 10 to 40 nanoseconds each.
+// In pauses, of some 10 to 40 nanoseconds each. Between two programs of a step, the model and a head
+// that drafts, Python takes a quarter of a millisecond, and waking a thread would take 60 us.
 constexpr int kBarrierSpins = 3000;
-constexpr int kIdleSpins = 10000;
+constexpr int kIdleSpins = 30000;
 
 inline void pause() {
 #if defined(__x86_64__) || defined(__i386__)
