@@ -25,14 +25,20 @@ namespace hasten {
 using Clock = std::chrono::steady_clock;
 
 // Whether the team or the caller alone is faster, from how long the caller waited for the others.
-// Of n threads each does 1/n of the work, so alone it would take n times its own busy time.
+// Of n threads each does 1/n of the work, so alone it would take n times its own busy time. A job that
+// is shorter than waking a thread says nothing by itself, so a millisecond of jobs is judged.
 class Pace {
  public:
   // True while the caller should work alone; a job of the whole team follows now and then.
   bool take_alone() { return alone_left_ > 0 && alone_left_-- > 0; }
 
   void record(Clock::duration total, Clock::duration waited, int num_threads) {
-    if (waited * num_threads > total * (num_threads - 1)) {
+    total_ += total;
+    waited_ += waited;
+    if (total_ < kJudged) return;
+    const bool is_slow = waited_ * num_threads > total_ * (num_threads - 1);
+    total_ = waited_ = {};
+    if (is_slow) {
       alone_left_ = pause_;
       pause_ = std::min(2 * pause_, kLongestPause);
     } else {
@@ -43,6 +49,8 @@ class Pace {
  private:
   static constexpr int kShortestPause = 8;  // jobs
   static constexpr int kLongestPause = 64;
+  static constexpr std::chrono::milliseconds kJudged{1};
+  Clock::duration total_{}, waited_{};  // since it was judged
   int alone_left_ = 0;
   int pause_ = kShortestPause;
 };
