@@ -76,11 +76,11 @@ class AcceptanceHistory:
         self._beliefs = [_Ratio(PROPOSER_FADE, PROPOSER_PRIOR) for _ in range(NUM_BELIEFS + 1)]
         self._requests: dict[RequestId, _Ratio] = {}
 
-    def expected(self, request_id: RequestId, depth: int) -> list[float]:
+    def expected(self, request_id: RequestId, depth: int, least: float = 0.0) -> list[float]:
         """The survivals of a draft that is not made yet, by what confidences have usually been."""
         usual = [confidence.factor for confidence in self._confidences]
         more = usual[-1:] * (depth - NUM_POSITIONS)
-        return self.survivals(request_id, [*usual[:depth], *more])
+        return self.survivals(request_id, [*usual[:depth], *more], least)
 
     def survivals(
         self, request_id: RequestId, confidences: Sequence[float], least: float = 0.0

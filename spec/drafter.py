@@ -46,8 +46,9 @@ FIRST_OVERHEAD_S, OVERHEAD_FADE = 100e-6, 0.05
 """What a pass takes beside the model's own time: at first, and how fast that is learnt."""
 FEW_TOKENS = 16
 """A pass of so many costs hardly more than one of a token for each request."""
-AMORTISED_STEPS = 32
-"""Over so many steps a request's catching up is counted: that many drafts profit from it."""
+AMORTISED_SHARE, AMORTISED_TOKENS = 0.5, 128
+"""A request's catching up is counted over so much of what it may still say, at most over so many
+tokens: that many drafts profit from it."""
 
 
 @dataclass(slots=True)
@@ -115,7 +116,9 @@ class DrafterProposer:
             return 0.0
         shape = EMPTY_STEP.with_chunk(0, min(behind, MAX_PASS_TOKENS))
         chunks = -(-behind // MAX_PASS_TOKENS)
-        return chunks * self._drafter.step_times.step_time(shape) / AMORTISED_STEPS
+        num_left = request.max_total_tokens - len(request.token_ids)
+        profiting = min(max(AMORTISED_SHARE * num_left, 1.0), AMORTISED_TOKENS)
+        return chunks * self._drafter.step_times.step_time(shape) / profiting
 
     def limit(self, request: Request) -> int:
         """The deepest draft that the drafter's positions allow."""

@@ -277,7 +277,7 @@ class Speculator:
         """Survivals of the drafts to be made; none where a guess at hand is worth more."""
         expected: list[Sequence[float]] = []
         for idx, (request, limit) in enumerate(zip(turn.requests, limits, strict=True)):
-            survivals = method.history.expected(request.request_id, limit)
+            survivals = method.history.expected(request.request_id, limit, CONSIDERED * line)
             worth = worth_of(survivals, line) - price * method.proposer.catch_up_s(request)
             expected.append(survivals if worth > turn.worth_at(idx) else ())
         return expected

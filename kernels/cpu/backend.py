@@ -241,7 +241,7 @@ class CpuExecutable:
         """
         sampling = batch.sampling
         num_rows = batch.num_logit_rows
-        num_top = max(int(sampling.num_logprobs.max()), 0) if num_rows else 0
+        num_top = max(0, *sampling.num_logprobs.tolist()) if num_rows else 0
         top_ids = self._top_ids[: num_rows * num_top]
         top_logprobs = self._top_logprobs[: num_rows * num_top]
         top_ids.fill(-1)
