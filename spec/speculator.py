@@ -44,7 +44,8 @@ CONSIDERED = 0.25
 
 @dataclass(slots=True, eq=False)
 class _Method:
-    """A proposer, its history, and what its drafts have been worth to each request, in tokens."""
+    """A proposer, its history, and what its drafts have been worth to each request, in tokens,
+    beyond those of the proposers asked before it."""
 
     proposer: Proposer
     history: AcceptanceHistory = field(default_factory=AcceptanceHistory)
@@ -217,7 +218,8 @@ class Speculator:
             drafts = method.proposer.propose(turn.requests, depths)
             for idx, guess in self._judge(method, turn, depths, drafts, CONSIDERED * line):
                 worth = worth_of(guess.survivals, line)
-                method.note_worth(turn.requests[idx].request_id, worth, least, self._num_steps)
+                added = max(worth - turn.worth_at(idx), 0.0)
+                method.note_worth(turn.requests[idx].request_id, added, least, self._num_steps)
                 turn.offer(idx, worth, guess)
 
     def _is_due(self, name: str, method: _Method, request: Request) -> bool:
