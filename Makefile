@@ -95,7 +95,7 @@ sanitize: install  ## the native kernels under address, undefined and thread san
 	$(call sanitized,asan,address$(COMMA)undefined)
 	LD_PRELOAD="$(call runtime,libasan.so libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 		$(BIN)/python -m tests.helpers.with_native build/asan tests/cpu/native \
-		tests/cpu/kernels/test_conformance.py --kernels=cpu -s \
+		tests/cpu/kernels/test_conformance.py tests/cpu/spec/test_chains.py --kernels=cpu -s \
 		--deselect tests/cpu/native/test_replay.py::test_serving_imports_no_torch
 	$(call sanitized,tsan,thread)
 	LD_PRELOAD="$(call runtime,libtsan.so)" \

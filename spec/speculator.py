@@ -45,7 +45,8 @@ CONSIDERED = 0.25
 @dataclass(slots=True, eq=False)
 class _Method:
     """A proposer, its history, and what its drafts have been worth to each request, in tokens,
-    beyond those of the proposers asked before it."""
+    beyond those of the proposers asked before it.
+    """
 
     proposer: Proposer
     history: AcceptanceHistory = field(default_factory=AcceptanceHistory)

@@ -31,7 +31,10 @@ FIGURES = "performance.json"
     help="jsonl of chat prompts for HTTP; without it they are made up.",
 )
 @click.option(
-    "--parts", default="in-process,served", show_default=True, help="What to measure, with commas."
+    "--parts",
+    default="in-process,served,speculating",
+    show_default=True,
+    help="What to measure, with commas.",
 )
 @click.option(
     "--output",
@@ -61,6 +64,8 @@ def main(
             figures += comparison.in_process()
         if "served" in parts:
             figures += comparison.served()
+        if "speculating" in parts:
+            figures += comparison.speculating()
     except LoadError as error:
         raise click.ClickException(str(error)) from error
     figures = _with_earlier(output / FIGURES, figures)

@@ -22,6 +22,15 @@ from hasten.evals.peers.worker import Worker, running_worker
 MAX_LEN, MAX_STREAMS, KV_TOKENS = 4096, 32, 16_384
 KV_TOKEN_BYTES = 30 * 2 * 3 * 64 * 2
 """Of the embedded model: layers, K and V, heads, their size, bf16."""
+LLAMA_SPECULATION = (
+    "none",
+    "ngram-simple",
+    "ngram-map-k",
+    "ngram-map-k4v",
+    "ngram-mod",
+    "ngram-cache",
+)
+"""What llama.cpp speculates with where there is no draft model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +79,16 @@ class Hasten:
         )
 
     def server(self) -> ServerCommand | None:
+        return self._server("--spec-method=off")
+
+    def speculating(self) -> dict[str, ServerCommand]:
+        """As it comes."""
+        return {"auto": self._server()}
+
+    def _server(self, *flags: str) -> ServerCommand:
         limits = ("--max-model-len", str(MAX_LEN), "--max-num-seqs", str(MAX_STREAMS))
         memory = ("--kv-cache-memory-bytes", str((KV_TOKENS + 64) * KV_TOKEN_BYTES))
-        return hasten_command((*limits, *memory, "--spec-method=off"))
+        return hasten_command((*limits, *memory, *flags))
 
 
 class LlamaCpp:
@@ -103,8 +119,15 @@ class LlamaCpp:
         return running_worker(self.name, Path(sys.executable), "llama_worker.py", arguments, log)
 
     def server(self) -> ServerCommand | None:
-        size = ("-c", str(KV_TOKENS), "-np", str(MAX_STREAMS), "--kv-unified")
-        program = (str(self._programs / "llama-server"), "-m", str(gguf_file()), *size)
+        return self._server("-c", str(KV_TOKENS), "-np", str(MAX_STREAMS), "--kv-unified")
+
+    def speculating(self) -> dict[str, ServerCommand]:
+        """For one client, by setting."""
+        size = ("-c", str(MAX_LEN), "-np", "1")
+        return {kind: self._server(*size, "--spec-type", kind) for kind in LLAMA_SPECULATION}
+
+    def _server(self, *flags: str) -> ServerCommand:
+        program = (str(self._programs / "llama-server"), "-m", str(gguf_file()), *flags)
         libraries = {"LD_LIBRARY_PATH": str(self._programs)}
         command = (*program, "--host", "127.0.0.1", "--port", PORT)
         return ServerCommand(command, "/health", libraries)
@@ -137,6 +160,9 @@ class Vllm:
         command = (*module, *model, *limits, *memory, "--host", "127.0.0.1", "--port", PORT)
         return ServerCommand(command, "/health")
 
+    def speculating(self) -> dict[str, ServerCommand]:
+        return {}
+
 
 class OpenVino:
     """OpenVINO GenAI in one process, int4 in groups of 64; it has no server."""
@@ -162,6 +188,9 @@ class OpenVino:
 
     def server(self) -> ServerCommand | None:
         return None
+
+    def speculating(self) -> dict[str, ServerCommand]:
+        return {}
 
 
 Engine = Hasten | LlamaCpp | Vllm | OpenVino

@@ -24,7 +24,8 @@ from hasten.evals.peers.worker import Worker
 STREAMS = (1, 8, 32)
 PROMPT_LENS = (512, 2048)
 POISSON_SHARE = 0.7
-OUTPUT_LEN = 128
+OUTPUT_LEN, SPECULATED_LEN = 128, 200
+OWN = "hasten"
 NUM_PER_CLIENT = 3
 
 
@@ -98,6 +99,29 @@ class Comparison:
             yield self._at_random(servers, throughput[-1][0])
             yield self._memory(servers)
 
+    def speculating(self) -> Iterator[Figure]:
+        """One client of this server as it comes, against each way in which others may speculate."""
+        commands = {
+            (engine.name, setting): command
+            for engine in self.engines
+            for setting, command in engine.speculating().items()
+        }
+        samples: dict[tuple[str, str], list[float]] = {key: [] for key in commands}
+        with ExitStack() as stack:
+            servers = {
+                key: stack.enter_context(served(command)) for key, command in commands.items()
+            }
+            for i in range(self.repeats):
+                self.watch(f"speculating, {i + 1} of {self.repeats}")
+                for key, server in servers.items():
+                    summary = self._load(server, i, output_len=SPECULATED_LEN)
+                    samples[key].append(summary.output_tokens_per_s)
+        own = {name: found for (name, _), found in samples.items() if name == OWN}
+        for (name, setting), found in samples.items():
+            if name != OWN:
+                title = f"HTTP, one client, answers of {SPECULATED_LEN}, speculating ({setting})"
+                yield Figure(name=title, unit="tokens/s", samples=own | {name: found})
+
     def _turns(
         self, name: str, workers: Sequence[Worker], measure: Callable[[Worker], float]
     ) -> Figure:
@@ -127,8 +151,8 @@ class Comparison:
 
     def _at_random(self, servers: dict[str, ServedProcess], capacity: Figure) -> Figure:
         """At 70 % of what the better of the other servers can do."""
-        peers = [capacity.median_of(name) for name in servers if name != "hasten"]
-        rate = POISSON_SHARE * max(peers or [capacity.median_of("hasten")]) / OUTPUT_LEN
+        peers = [capacity.median_of(name) for name in servers if name != OWN]
+        rate = POISSON_SHARE * max(peers or [capacity.median_of(OWN)]) / OUTPUT_LEN
         samples: dict[str, list[float]] = {name: [] for name in servers}
         for i in range(self.repeats):
             self.watch(f"HTTP at {rate:.2f} requests/s, {i + 1} of {self.repeats}")
@@ -158,6 +182,7 @@ class Comparison:
         seed: int,
         concurrency: int = 1,
         request_rate: float | None = None,
+        output_len: int = OUTPUT_LEN,
     ) -> LoadSummary:
         count = NUM_PER_CLIENT * (concurrency if request_rate is None else max(STREAMS))
         options = LoadOptions(
@@ -166,7 +191,7 @@ class Comparison:
             request_rate=request_rate,
             prompts=None if self.prompts is None else str(self.prompts),
             input_len=86,
-            output_len=OUTPUT_LEN,
+            output_len=output_len,
             load_seed=seed,
         )
         return run_bench_serve(server.url + "/v1", None, options, lambda _done, _total: None)

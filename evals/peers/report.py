@@ -9,9 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
-from hasten.evals.peers.measure import Figure
+from hasten.evals.peers.measure import OWN, Figure
 
-OWN = "hasten"
 NOTE = (
     "In one process: prompts of 128 random tokens, 64 tokens each; decoding is the tokens after "
     "the first over the time that they add to a run of one token. Over HTTP: chat prompts, 128 "
