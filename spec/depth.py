@@ -195,7 +195,7 @@ class DepthController:
         return explored if choice.admits(explored) else depths
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for every decision, and that takes thrice as long
 class _Choice:
     """One step's candidates with their costs: values any depths, and finds the best."""
 
