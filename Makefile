@@ -63,8 +63,8 @@ soak: install  ## 200 starts, a burst of 1000 clients, an hour of clients, half 
 SHIPPED_HEAD := core/loading/heads/smollm2-135m-instruct
 
 eagle-head: install  ## train the drafting head that ships with the embedded model, resumable
-	nice -n 19 $(BIN)/hasten train-eagle embedded build/eagle-head --written-prompts 5300 \
-		--num-epochs 1 --num-passes 2
+	nice -n 19 $(BIN)/hasten train-eagle embedded build/eagle-head --written-prompts 8450 \
+		--num-epochs 2 --num-passes 2
 	mkdir -p $(SHIPPED_HEAD)
 	cp build/eagle-head/head/* $(SHIPPED_HEAD)
 
