@@ -15,7 +15,6 @@ from hasten.core.loading import LoadError
 from hasten.core.options import (
     CacheOptions,
     ConfigurationError,
-    ConfigurationError,
     EngineOptions,
     ExecutionOptions,
     ModelOptions,
