@@ -113,9 +113,12 @@ class BatchBuilder:
         requests: Mapping[RequestId, Request],
         slots: list[int],
     ) -> SteadyDecode | LoneDecode | None:
-        """How to go on from this batch; None where more than tokens and positions will change."""
+        """How to go on from this batch; None where more will change than tokens and positions, and
+        the number of drafts of one request.
+        """
         num_requests, num_rows = len(slots), batch.num_logit_rows
-        if batch.num_tokens != num_rows or num_rows != num_requests > 1:
+        has_drafts = num_rows > num_requests
+        if batch.num_tokens != num_rows or (has_drafts and num_requests > 1):
             return None
         changing = (self._constrained, self._scoring, self._edits.keys())
         if plan.block_copies or self._params.any_mask:

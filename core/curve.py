@@ -13,6 +13,8 @@ KNOT_SPAN = 1 / 8
 """Points of a curve that lie closer than this share may be one knot."""
 STAIR = 0.1
 """Unless one of them is higher by this share: there a kernel begins another tile."""
+MAX_KEPT = 1024
+"""Counts whose seconds are kept until the points change: the same few are asked for every step."""
 
 
 class Curve:
@@ -28,6 +30,7 @@ class Curve:
         self._points: dict[int, float] = {}
         self._counts = [0.0]
         self._seconds = [0.0]
+        self._kept: dict[int, float] = {}
 
     def set(self, count: int, seconds: float) -> None:
         self._points[count] = seconds
@@ -46,6 +49,14 @@ class Curve:
 
     def at(self, count: int) -> float:
         """Interpolated; beyond the last knot it goes on as over the upper half of the counts."""
+        kept = self._kept.get(count)
+        if kept is None:
+            if len(self._kept) >= MAX_KEPT:
+                self._kept.clear()
+            kept = self._kept[count] = self._between_knots(count)
+        return kept
+
+    def _between_knots(self, count: int) -> float:
         counts, seconds = self._counts, self._seconds
         i = bisect_left(counts, count)
         if i < len(counts):
@@ -60,6 +71,7 @@ class Curve:
 
     def _join(self) -> None:
         """Find the knots."""
+        self._kept.clear()
         knots: list[_Knot] = [_Knot()]
         first_count, first_s = 0, 0.0
         for count, seconds in sorted(self._points.items()):

@@ -277,10 +277,12 @@ def _compile(
     features = head = None
     if model.feature_layers:
         features = FeatureStore(model.feature_layers, feature_width, plan, group_ids.start)
-        head = HeadInputs(features.rows, FEATURES, HIDDEN)
-    passes: RunsChains = SinglePasses(executable, plan.block_size)
-    if isinstance(executable, RunsChains):
-        passes = executable
+        head = HeadInputs(features.rows, FEATURES, HIDDEN, program.inputs[HIDDEN].width)
+    passes = (
+        executable
+        if isinstance(executable, RunsChains)
+        else SinglePasses(executable, plan.block_size)
+    )
     passes.bind_chain(Chain(group_ids, LEAST_SHARED, model.draft_ids, head))
     return Drafter(
         model, group_ids, plan, capacity, executable, passes, step_times, features, clock

@@ -145,7 +145,7 @@ class StepTimeModel:
 
     def step_time(self, shape: StepShape) -> float:
         """Predicted seconds."""
-        return self.row_times(shape, 0)[0] + self._beside_rows(shape)
+        return self.body.at(shape.num_tokens) + self._beside_body(shape)
 
     @property
     def longest_overrun(self) -> float:
@@ -204,11 +204,9 @@ class StepTimeModel:
         self._overruns.append(seconds / max(self.step_time(shape), 1e-9))
 
     def _beside_body(self, shape: StepShape) -> float:
-        return self.head.at(shape.num_logit_rows) + self._beside_rows(shape)
-
-    def _beside_rows(self, shape: StepShape) -> float:
         return (
-            self.request_s * (shape.num_requests - 1)
+            self.head.at(shape.num_logit_rows)
+            + self.request_s * (shape.num_requests - 1)
             + self.drafter_pass_s * shape.drafter_passes
             + self._attention(shape)
         )

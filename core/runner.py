@@ -52,7 +52,7 @@ class InProcessExecutor:
         self._feature_stores.append(store)
 
     def keep_features_by_slot(self, store: FeatureStore) -> None:
-        """The same, where the backend can do so without being asked each step."""
+        """Keep them in `store`; a backend that can does so by itself, with each step."""
         if isinstance(self._executable, KeepsTaps):
             self._executable.keep_taps(store.taps, store.group_id, store.rows)
         else:

@@ -29,12 +29,13 @@ class HeadInputs:
     """What a head reads beside tokens.
 
     `known` [num_slots, width] is by slot of the chain's first group. `features` names the input for
-    it; `hidden` is the tap on what a pass leaves, and the input for it.
+    it; `hidden` is the tap on what a pass leaves, and the input for it, of `hidden_width`.
     """
 
     known: BF16
     features: str
     hidden: str
+    hidden_width: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +161,7 @@ class SinglePasses:
             before = self._slots(table, rows, np.maximum(positions - 1, 0))
             features = head.known[before].astype(np.float32)
             features[positions == 0] = 0.0
-            num_hidden = self._executable.tap(head.hidden).shape[1]
-            hidden = np.zeros((len(rows), num_hidden), np.float32)
+            hidden = np.zeros((len(rows), head.hidden_width), np.float32)
         self._executable.set_input(head.features, features)
         self._executable.set_input(head.hidden, hidden)
 

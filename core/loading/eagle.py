@@ -11,7 +11,9 @@ pytorch_model.bin, which needs torch. What a head does not bring (embedding, LM 
 final norm) is the target's; of the LM head those rows that d2t names.
 
 Matrices are served in integers: of 8 bits, or of as many as `weight_bits` says in `eagle_config`, 4
-for a head that learnt with weights so rounded. Exercised by `pytest tests/cpu/spec/test_eagle.py`.
+for a head that learnt with weights so rounded; a whole LM head of the target as the target has it.
+
+Exercised by `pytest tests/cpu/spec/test_eagle.py`.
 """
 
 from __future__ import annotations

@@ -14,8 +14,9 @@ from hasten.evals.peers.measure import OWN, Figure
 NOTE = (
     "In one process: prompts of 128 random tokens, 64 tokens each; decoding is the tokens after "
     "the first over the time that they add to a run of one token. Over HTTP: chat prompts, 128 "
-    "tokens each, closed loop. llama.cpp reads the same Q4_1 file, vLLM the same weights in bf16, "
-    "OpenVINO int4 in groups of 64. Memory counts pages that several processes map once."
+    "tokens each, closed loop, no speculation but where it is named. llama.cpp reads the same Q4_1 "
+    "file, vLLM the same weights in bf16, OpenVINO int4 in groups of 64. Memory "
+    "counts pages that several processes map once."
 )
 
 

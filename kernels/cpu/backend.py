@@ -268,7 +268,10 @@ class CpuExecutable:
                 top_logprobs,
             )
         except ValueError as error:
-            raise _told_apart(error) from error
+            # What C++ calls a domain error arrives as ValueError; callers tell the two apart.
+            if _NAN_MESSAGE in str(error):
+                raise FloatingPointError(str(error)) from error
+            raise
         last_slice = (num_rows - 1) % self._max_logit_rows + 1 if num_rows else 0
         self._num_rows = {Rows.TOKENS: batch.num_tokens, Rows.LOGITS: last_slice}
         return StepResult(
@@ -324,7 +327,10 @@ class CpuExecutable:
                 self._logprobs,
             )
         except ValueError as error:
-            raise _told_apart(error) from error
+            # What C++ calls a domain error arrives as ValueError; callers tell the two apart.
+            if _NAN_MESSAGE in str(error):
+                raise FloatingPointError(str(error)) from error
+            raise
         num_tokens = len(step.token_ids) if num_passes == 1 else num_rows
         self._num_rows = {Rows.TOKENS: num_tokens, Rows.LOGITS: num_rows}
         shape, count = (num_passes, num_rows), num_passes * num_rows
@@ -363,11 +369,6 @@ _IMPLEMENTED = (
 
 _KV_TYPES = {DType.BF16: 0, DType.F32: 1, DType.FP8_E4M3: 2}
 """As `KVType` in native/ops.h."""
-
-
-def _told_apart(error: ValueError) -> Exception:
-    """What C++ calls a domain error arrives as ValueError, as bad arguments do."""
-    return FloatingPointError(str(error)) if _NAN_MESSAGE in str(error) else error
 
 
 def _columns(rows: SamplingRows) -> tuple[npt.NDArray[Any], ...]:

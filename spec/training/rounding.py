@@ -26,13 +26,19 @@ def round_matrix(exact: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(served_matrix(exact.numpy(), NUM_BITS).dequantize())
 
 
+def _as_served(trained: torch.Tensor) -> torch.Tensor:
+    """It is written in bf16, and rounded from there when it is loaded."""
+    return round_matrix(trained.bfloat16().float())
+
+
 @contextmanager
 def rounded_weights(head: nn.Module) -> Iterator[None]:
     """Within, every trained matrix of the head is rounded."""
     matrices = [p for p in head.parameters() if p.requires_grad and p.ndim == 2]
     exact = [matrix.data for matrix in matrices]
-    for matrix in matrices:
-        matrix.data = round_matrix(matrix.data)
+    rounded = [_as_served(values) for values in exact]
+    for matrix, values in zip(matrices, rounded, strict=True):
+        matrix.data = values
     try:
         yield
     finally:

@@ -52,7 +52,8 @@ class Head:
         executable = backend.compile(program, head.weights, kv_cache, capacity)
         rng = np.random.default_rng(3)
         known = rng.standard_normal((NUM_BLOCKS * BLOCK_SIZE, head.config.feature_width))
-        inputs = HeadInputs(known.astype(ml_dtypes.bfloat16), FEATURES, HIDDEN)
+        width = TARGET.config.hidden_size
+        inputs = HeadInputs(known.astype(ml_dtypes.bfloat16), FEATURES, HIDDEN, width)
         passes: RunsChains = SinglePasses(executable, BLOCK_SIZE)
         if is_whole:
             assert isinstance(executable, RunsChains)

@@ -83,7 +83,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_unrolled_passes_are_what_drafting_computes(model: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    head = EagleHead(HeadShape(CONFIG, len(LAYERS), 64)).bfloat16().float()  # as it is written
+    head = EagleHead(HeadShape(CONFIG, len(LAYERS), 64))
     draft_ids = np.arange(16, 80, dtype=np.int32)
     target = load_model(str(model))
     with torch.no_grad():
