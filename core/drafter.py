@@ -91,9 +91,8 @@ def load_drafters(
         assert speculation.spec_draft_model is not None
         max_len = options.model.max_model_len
         found.append(_load_draft(speculation.spec_draft_model, target, dtype, kv_dtype, max_len))
-    folder = _head_folder(options) if "eagle" in speculation.methods else None
-    if folder is not None:
-        head = load_eagle(folder, Target(target.config, target.weights))
+    if "eagle" in speculation.methods:
+        head = load_eagle(_head_folder(options), Target(target.config, target.weights))
         found.append(
             DrafterModel(
                 "eagle",
@@ -107,16 +106,13 @@ def load_drafters(
     return tuple(found)
 
 
-def _head_folder(options: EngineOptions) -> Path | None:
-    """The head given, or the one that is shipped, if any.
-
-    Raises ConfigurationError where one is needed and there is none.
-    """
+def _head_folder(options: EngineOptions) -> Path:
+    """The head given, or the one that is shipped. Raises ConfigurationError without either."""
     given = options.speculation.spec_eagle_head
     if given is not None:
         return user_path(given)
     shipped = shipped_head(options.model.model)
-    if shipped is None and options.speculation.spec_method == "eagle":
+    if shipped is None:
         raise ConfigurationError(
             "--spec-method eagle needs an --spec-eagle-head: none is shipped for "
             f"{options.model.model}"

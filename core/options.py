@@ -173,7 +173,6 @@ class ExecutionOptions:
 
 
 SPEC_METHODS = ("ngram", "suffix", "draft", "eagle")
-NO_HEAD = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +195,7 @@ class SpeculationOptions:
     )
     spec_eagle_head: str | None = option(
         None,
-        "directory of an EAGLE head, for eagle and auto, or none; default: the one that is "
+        "directory of an EAGLE head, for eagle and auto; default for eagle: the one that is "
         "shipped for the embedded model",
     )
 
@@ -218,10 +217,6 @@ class SpeculationOptions:
                 f"--spec-{name.replace('_', '-')} is of no use with "
                 f"--spec-method {self.spec_method}",
             )
-        _require(
-            (self.spec_method, self.spec_eagle_head) != ("eagle", NO_HEAD),
-            "--spec-method eagle needs an --spec-eagle-head",
-        )
         if self.fixed_depth is not None:
             _require(
                 self.fixed_depth <= self.spec_max_depth,
@@ -235,13 +230,10 @@ class SpeculationOptions:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The proposers that are to be made; whether there is a head is known to who loads it."""
+        """The proposers that are to be made."""
         if self.spec_method == "auto":
-            missing = {
-                "draft": self.spec_draft_model is None,
-                "eagle": self.spec_eagle_head == NO_HEAD,
-            }
-            return tuple(name for name in SPEC_METHODS if not missing.get(name, False))
+            needs = {"draft": self.spec_draft_model, "eagle": self.spec_eagle_head}
+            return tuple(name for name in SPEC_METHODS if needs.get(name, "") is not None)
         return () if self.spec_method == "off" else (self.spec_method,)
 
 

@@ -10,7 +10,7 @@ from time import perf_counter, thread_time
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-from hasten.kernels.backend import KeepsTaps
+from hasten.kernels.backend import StoresTaps
 from hasten.kernels.step import GroupTables, SamplingRows, StepBatch
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ class InProcessExecutor:
 
     def keep_features_by_slot(self, store: FeatureStore) -> None:
         """Keep them in `store`; a backend that can does so by itself, with each step."""
-        if isinstance(self._executable, KeepsTaps):
-            self._executable.keep_taps(store.taps, store.group_id, store.rows)
+        if isinstance(self._executable, StoresTaps):
+            self._executable.store_taps(store.taps, store.group_id, store.rows)
         else:
             self.keep_features(store)
 

@@ -70,10 +70,10 @@ class Executable(Protocol):
 
 
 @runtime_checkable
-class KeepsTaps(Protocol):
+class StoresTaps(Protocol):
     """An executable that leaves what it taps in rows by slot, without being asked each step."""
 
-    def keep_taps(self, names: Sequence[str], group_id: int, rows: BF16) -> None:
+    def store_taps(self, names: Sequence[str], group_id: int, rows: BF16) -> None:
         """From now on: [num_slots, width], of these taps side by side; blocks are copied along."""
         ...
 

@@ -59,17 +59,13 @@ class _Method:
         return self.next_turns.get(request_id, 0) <= turn
 
     def note_worth(self, request_id: RequestId, worth: float, least: float, turn: int) -> None:
-        """Take in what a draft was worth; asking was worth `least`, else it rests for a while.
-
-        All requests that rest are tried in the same turn, so that most cost nothing at all.
-        """
+        """Take in what a draft was worth; asking was worth `least`, else it rests for a while."""
         before = self.worths.get(request_id)
         if before is None:
             before = max(self.usual, NEW_MARGIN * least)
         worths = self.worths[request_id] = before * WORTH_FADE + worth * (1 - WORTH_FADE)
         self.usual = self.usual * USUAL_FADE + worth * (1 - USUAL_FADE)
-        rest = EXPLORE_EVERY - turn % EXPLORE_EVERY if worths < least else 0
-        self.next_turns[request_id] = turn + rest
+        self.next_turns[request_id] = _next_try(turn) if worths < least else turn
 
     def forget(self, request_id: RequestId) -> None:
         self.proposer.forget(request_id)
@@ -80,10 +76,19 @@ class _Method:
 
 @dataclass(slots=True, eq=False)
 class _DraftingMethod:
-    """A drafter and its history."""
+    """A drafter and its history. Where a pass does not pay for these requests, it rests."""
 
     proposer: DrafterProposer
     history: AcceptanceHistory = field(default_factory=AcceptanceHistory)
+    resting: Sequence[RequestId] = ()
+    rest_ends: int = 0
+
+    def is_resting(self, request_ids: Sequence[RequestId], turn: int) -> bool:
+        return turn < self.rest_ends and request_ids == self.resting
+
+    def rest(self, request_ids: Sequence[RequestId], turn: int) -> None:
+        """Until all that rest are tried again, or the requests are others."""
+        self.resting, self.rest_ends = request_ids, _next_try(turn)
 
     def forget(self, request_id: RequestId) -> None:
         self.proposer.forget(request_id)
@@ -149,7 +154,10 @@ class Speculator:
         limits = [
             self._limit(request, depth) for request, depth in zip(requests, max_depths, strict=True)
         ]
-        if not self._drafters and not self._is_anyone_due(requests, limits):
+        all_rest = all(
+            drafter.is_resting(request_ids, self._num_steps) for drafter in self._drafters.values()
+        )
+        if all_rest and not self._is_anyone_due(requests, limits):
             self._slowdown = 1.0
             self._resting, self._rest_ends = request_ids, self._next_turn(requests)
             return [()] * len(requests)
@@ -235,21 +243,23 @@ class Speculator:
 
     def _next_turn(self, requests: Sequence[Request]) -> int:
         """The first step for which any of these is to be asked for: until then all rest."""
-        return min(
-            (
-                method.next_turns.get(request.request_id, 0)
-                for name, method in self._methods.items()
-                for request in requests
-                if request.params.speculative.enabled and _may_use(name, request)
-            ),
-            default=self._num_steps + EXPLORE_EVERY,
-        )
+        turns = [
+            method.next_turns.get(request.request_id, 0)
+            for name, method in self._methods.items()
+            for request in requests
+            if request.params.speculative.enabled and _may_use(name, request)
+        ]
+        turns += [drafter.rest_ends for drafter in self._drafters.values()]
+        return min(turns, default=self._num_steps + EXPLORE_EVERY)
 
     def _draft(
         self, name: str, method: _DraftingMethod, turn: Turn, price: float, line: float
     ) -> float:
         """Let a drafter draft where that is worth it; returns the seconds that it takes, about."""
         drafter = method.proposer
+        request_ids = [request.request_id for request in turn.requests]
+        if method.is_resting(request_ids, self._num_steps):
+            return 0.0
         limits = [
             min(limit, drafter.limit(request)) if limit > 0 and _may_use(name, request) else 0
             for request, limit in zip(turn.requests, turn.limits, strict=True)
@@ -261,13 +271,15 @@ class Speculator:
         if not self._is_fixed:
             expected = self._expected(method, turn, limits, price, line)
             depths = self._controller.plan(turn.candidates(expected), turn.beside, pass_s, price)
+            if not any(depths) and not turn.best:
+                method.rest(request_ids, self._num_steps)
             depths = self._explore(depths, limits, method, turn)
         if not any(depths):
             return 0.0
         drafts = drafter.propose(turn.requests, depths, CONSIDERED * line)
         for idx, guess in self._judge(method, turn, depths, drafts, CONSIDERED * line):
             turn.offer(idx, worth_of(guess.survivals, line), guess)
-        return pass_s * max((len(draft.token_ids) for draft in drafts), default=1)
+        return pass_s * max(1, *(len(draft.token_ids) for draft in drafts))
 
     def _expected(
         self,
@@ -324,6 +336,11 @@ class Speculator:
                 request.request_id, draft.confidences, least_survival
             )
             yield idx, Guess(draft.token_ids, survivals)
+
+
+def _next_try(turn: int) -> int:
+    """The next turn in which all that rest are tried: most turns cost nothing at all."""
+    return turn + EXPLORE_EVERY - turn % EXPLORE_EVERY
 
 
 def _may_use(name: str, request: Request) -> bool:

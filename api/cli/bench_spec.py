@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -11,6 +11,9 @@ from hasten.api.cli.figures import json_option, write_json
 from hasten.api.cli.flags import FlagCommand, build_options
 from hasten.api.spec_bench import SpecBenchOptions
 from hasten.core.options import EngineOptions
+
+if TYPE_CHECKING:
+    from hasten.api.spec_bench import SpecRow
 
 
 @click.command(cls=FlagCommand, option_classes=(SpecBenchOptions, EngineOptions))
@@ -42,7 +45,10 @@ def spec(ctx: click.Context, /, out: Path | None, json_path: Path | None, **valu
     console = Console(stderr=True)
     try:
         with console.status("loading") as status:
-            rows = list(run_spec_bench(engine_options, options, status.update))
+            rows = []
+            for row in run_spec_bench(engine_options, options, status.update):
+                rows.append(row)
+                console.print(_line(row))
         write_json(json_path, rows)
         tables = f"{markdown_table(rows)}\n{comparison_table(comparisons(rows))}"
         if out is not None:
@@ -52,3 +58,9 @@ def spec(ctx: click.Context, /, out: Path | None, json_path: Path | None, **valu
     except (ValueError, OSError) as error:
         raise click.ClickException(str(error)) from error
     click.echo(tables, nl=False)
+
+
+def _line(row: SpecRow) -> str:
+    """Said as soon as it is known: a whole comparison takes half an hour."""
+    what = f"{row.prompts}, {row.load} at once, {row.configuration}"
+    return f"{what}: {row.tokens_per_s:,.0f} tokens/s, {row.ratio:.2f} of none"

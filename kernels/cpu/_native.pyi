@@ -19,8 +19,6 @@ class Arena:
 class Team:
     def __init__(self, num_threads: int) -> None: ...
 
-class Chain: ...
-
 class Program:
     def __init__(
         self,
@@ -130,7 +128,7 @@ class Program:
         out_top_ids: _I32,
         out_top_logprobs: _F32,
     ) -> None: ...
-    def chain(
+    def bind_chain(
         self,
         translation: _I32 | None,
         first_group: int,
@@ -140,13 +138,12 @@ class Program:
         features: int,
         hidden: int,
         left: int,
-    ) -> Chain: ...
-    def keep_taps(
+    ) -> None: ...
+    def store_taps(
         self, taps: Sequence[int], group_id: int, rows: npt.NDArray[np.uint16]
     ) -> None: ...
     def draft(
         self,
-        chain: Chain,
         token_ids: _I32,
         query_starts: _I32,
         starts: _I32,

@@ -217,7 +217,6 @@ class CpuExecutable:
         self._target = target
         self._tap_ids = {name: idx for name, (idx, _) in taps.items()}
         self._input_ids = inputs
-        self._chain: _native.Chain | None = None
         self._taps = {name: (target.rows(idx), rows) for name, (idx, rows) in taps.items()}
         self._inputs = {name: target.rows(idx) for name, idx in inputs.items()}
         self._num_rows = {Rows.TOKENS: 0, Rows.LOGITS: 0}
@@ -289,7 +288,7 @@ class CpuExecutable:
             features = self._input_ids[chain.head.features]
             hidden = self._input_ids[chain.head.hidden]
             left = self._tap_ids[chain.head.hidden]
-        self._chain = self._target.chain(
+        self._target.bind_chain(
             chain.translation,
             chain.group_ids.start,
             chain.group_ids.stop,
@@ -304,12 +303,10 @@ class CpuExecutable:
         self, step: DraftStep, num_passes: int, least_survival: float, survivals: F32
     ) -> tuple[I32, F32]:
         """See `RunsChains`."""
-        assert self._chain is not None, "no chain was bound"
         num_rows, sampling = len(step.guessing), step.sampling
         num_passes = max(min(num_passes, len(self._token_ids) // max(num_rows, 1)), 1)
         try:
             num_passes = self._target.draft(
-                self._chain,
                 step.token_ids,
                 step.query_starts,
                 step.starts,
@@ -336,9 +333,9 @@ class CpuExecutable:
         shape, count = (num_passes, num_rows), num_passes * num_rows
         return self._token_ids[:count].reshape(shape), self._logprobs[:count].reshape(shape)
 
-    def keep_taps(self, names: Sequence[str], group_id: int, rows: BF16) -> None:
-        """See `KeepsTaps`."""
-        self._target.keep_taps([self._tap_ids[n] for n in names], group_id, rows.view(np.uint16))
+    def store_taps(self, names: Sequence[str], group_id: int, rows: BF16) -> None:
+        """See `StoresTaps`."""
+        self._target.store_taps([self._tap_ids[n] for n in names], group_id, rows.view(np.uint16))
 
     def tap(self, name: str) -> npt.NDArray[np.float32]:
         data, rows = self._taps[name]

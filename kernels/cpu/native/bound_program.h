@@ -271,10 +271,10 @@ class BoundProgram {
   size_t num_bytes() const { return program_.num_bytes(); }
   const char* isa() const { return program_.kernels().name; }
 
-  // See `Chain`; without `known` the passes read nothing but tokens.
-  Chain chain(const std::optional<Vector<int32_t>>& translation, int first_group, int end_group,
-              float least_shared, const std::optional<MutableMatrix<uint16_t>>& known, int features,
-              int hidden, int left) {
+  // How `draft` goes on, see `Chain`; without `known` the passes read nothing but tokens.
+  void bind_chain(const std::optional<Vector<int32_t>>& translation, int first_group, int end_group,
+                  float least_shared, const std::optional<MutableMatrix<uint16_t>>& known,
+                  int features, int hidden, int left) {
     Chain chain;
     if (translation) {
       require(static_cast<int>(translation->size()) == program_.vocab_size(),
@@ -287,38 +287,41 @@ class BoundProgram {
     chain.first_group = first_group;
     chain.end_group = end_group;
     chain.least_shared = least_shared;
-    if (!known) return chain;
-    chain.known = slot_rows(*known, first_group);
-    chain.features = plain(features);
-    chain.hidden = plain(hidden);
-    chain.left = plain(left);
-    const Capacity& capacity = program_.capacity();
-    require(chain.features->width == chain.known.width && chain.hidden->width == chain.left->width &&
-                chain.features->capacity >= capacity.max_tokens &&
-                chain.hidden->capacity >= capacity.max_tokens &&
-                chain.left->capacity >= capacity.max_logit_rows,
-            "the features of a chain do not fit its program");
-    return chain;
+    if (known) {
+      chain.known = slot_rows(*known, first_group);
+      chain.features = plain(features);
+      chain.hidden = plain(hidden);
+      chain.left = plain(left);
+      const Capacity& capacity = program_.capacity();
+      require(chain.features->width == chain.known.width &&
+                  chain.hidden->width == chain.left->width &&
+                  chain.features->capacity >= capacity.max_tokens &&
+                  chain.hidden->capacity >= capacity.max_tokens &&
+                  chain.left->capacity >= capacity.max_logit_rows,
+              "the features of a chain do not fit its program");
+    }
+    chain_ = std::move(chain);
   }
 
-  // See `Program::keep`.
-  void keep_taps(const std::vector<int>& taps, int group_id, const MutableMatrix<uint16_t>& rows) {
+  // See `Program::store_taps`.
+  void store_taps(const std::vector<int>& taps, int group_id, const MutableMatrix<uint16_t>& rows) {
     std::vector<const Buffer*> buffers;
     for (const int tap : taps) {
       buffers.push_back(plain(tap));
       require(buffers.back()->capacity >= program_.capacity().max_tokens, "a tap of logit rows");
     }
-    program_.keep(std::move(buffers), slot_rows(rows, group_id));
+    program_.store_taps(std::move(buffers), slot_rows(rows, group_id));
   }
 
-  // Runs a chain; `sampling` is None where guesses are greedy. Returns the number of passes.
-  int draft(const Chain& chain, const Vector<int32_t>& token_ids, const Vector<int32_t>& query_starts,
+  // Runs the chain; `sampling` is None where guesses are greedy. Returns the number of passes.
+  int draft(const Vector<int32_t>& token_ids, const Vector<int32_t>& query_starts,
             const Vector<int32_t>& starts, const Vector<int32_t>& table_rows,
             const Vector<int32_t>& guessing, const nb::tuple& tables, const nb::object& sampling,
             const std::optional<Vector<int32_t>>& mask_idx,
             const std::optional<Matrix<uint32_t>>& masks, const std::optional<Matrix<float>>& hidden,
             int num_passes, float least_survival, const MutableVector<float>& survivals,
             const MutableVector<int32_t>& out_token_ids, const MutableVector<float>& out_logprobs) {
+    require(chain_.has_value(), "no chain is bound");
     DraftRows rows;
     rows.num_tokens = static_cast<int>(token_ids.size());
     rows.num_requests = static_cast<int>(starts.size());
@@ -336,8 +339,8 @@ class BoundProgram {
     rows.survivals = survivals.data();
     rows.is_greedy = sampling.is_none();
     if (hidden) {
-      require(chain.hidden != nullptr && hidden->shape(0) == token_ids.size() &&
-                  static_cast<int>(hidden->shape(1)) == chain.hidden->width,
+      require(chain_->hidden != nullptr && hidden->shape(0) == token_ids.size() &&
+                  static_cast<int>(hidden->shape(1)) == chain_->hidden->width,
               "hidden rows of another shape than the tokens'");
       rows.hidden = hidden->data();
     }
@@ -355,7 +358,7 @@ class BoundProgram {
     step.out_token_ids = out_token_ids.data();
     step.out_logprobs = out_logprobs.data();
     nb::gil_scoped_release release;
-    return program_.run_chain(step, chain, rows);
+    return program_.run_chain(step, *chain_, rows);
   }
 
   void run(const Vector<int32_t>& token_ids, const Vector<int32_t>& positions,
@@ -475,6 +478,7 @@ class BoundProgram {
   std::vector<const Buffer*> buffers_;
   std::vector<const ExpertOrder*> orders_;
   std::vector<nb::object> kept_;
+  std::optional<Chain> chain_;
 };
 
 }  // namespace hasten

@@ -199,33 +199,33 @@ void Program::follow(Step& step, const Chain& chain) {
   }
 }
 
-void Program::keep(std::vector<const Buffer*> taps, const SlotRows& rows) {
+void Program::store_taps(std::vector<const Buffer*> taps, const SlotRows& rows) {
   int width = 0;
   for (const Buffer* tap : taps) width += tap->width;
-  require(width == rows.width, "what is kept has another width");
-  kept_taps_ = std::move(taps);
-  kept_ = rows;
+  require(width == rows.width, "what is stored has another width");
+  stored_taps_ = std::move(taps);
+  stored_ = rows;
 }
 
-void Program::copy_kept(const Step& step) const {
-  if (kept_taps_.empty()) return;
-  const GroupTables& tables = step.groups[kept_.group_id];
-  const int block_size = kv_[static_cast<size_t>(kept_.group_id)].block_size;
-  const size_t size = static_cast<size_t>(block_size) * static_cast<size_t>(kept_.width);
+void Program::copy_stored(const Step& step) const {
+  if (stored_taps_.empty()) return;
+  const GroupTables& tables = step.groups[stored_.group_id];
+  const int block_size = kv_[static_cast<size_t>(stored_.group_id)].block_size;
+  const size_t size = static_cast<size_t>(block_size) * static_cast<size_t>(stored_.width);
   for (int c = 0; c < tables.num_copies; ++c) {
     const int source = tables.block_copies[2 * c], destination = tables.block_copies[2 * c + 1];
     if (source != destination) {
-      std::copy_n(kept_.row(source * block_size), size, kept_.row(destination * block_size));
+      std::copy_n(stored_.row(source * block_size), size, stored_.row(destination * block_size));
     }
   }
 }
 
-void Program::keep_taps(const Step& step) const {
-  if (kept_taps_.empty()) return;
-  const GroupTables& tables = step.groups[kept_.group_id];
+void Program::store_rows(const Step& step) const {
+  if (stored_taps_.empty()) return;
+  const GroupTables& tables = step.groups[stored_.group_id];
   for (int t = 0; t < step.num_tokens; ++t) {
-    uint16_t* to = kept_.row(tables.slot_mapping[t]);
-    for (const Buffer* tap : kept_taps_) {
+    uint16_t* to = stored_.row(tables.slot_mapping[t]);
+    for (const Buffer* tap : stored_taps_) {
       const float* from = tap->plain + static_cast<size_t>(t) * static_cast<size_t>(tap->width);
       to = std::transform(from, from + tap->width, to, to_bf16);
     }

@@ -133,7 +133,6 @@ NB_MODULE(_native, m) {
   m.def("packed", &make_packed, "weight_format"_a, "scales"_a, "rows"_a, "width"_a, "scale_groups"_a,
         "data"_a);
   nb::class_<Team>(m, "Team").def(nb::init<int>(), "num_threads"_a);
-  nb::class_<Chain>(m, "Chain");
   nb::class_<BoundProgram>(m, "Program")
       .def(nb::init<const std::string&, std::shared_ptr<Team>, int, int, int, int, int,
                     const std::vector<MutableVector<uint8_t>>&,
@@ -178,10 +177,10 @@ NB_MODULE(_native, m) {
            "bias"_a.none(), "mask_idx"_a.none(), "masks"_a.none(), "masks_ready"_a.none(), "num_top"_a,
            "out_token_ids"_a,
            "out_logprobs"_a, "out_top_ids"_a, "out_top_logprobs"_a)
-      .def("chain", &BoundProgram::chain, "translation"_a.none(), "first_group"_a, "end_group"_a,
+      .def("bind_chain", &BoundProgram::bind_chain, "translation"_a.none(), "first_group"_a, "end_group"_a,
            "least_shared"_a, "known"_a.none(), "features"_a, "hidden"_a, "left"_a)
-      .def("keep_taps", &BoundProgram::keep_taps, "taps"_a, "group_id"_a, "rows"_a)
-      .def("draft", &BoundProgram::draft, "chain"_a, "token_ids"_a, "query_starts"_a, "starts"_a,
+      .def("store_taps", &BoundProgram::store_taps, "taps"_a, "group_id"_a, "rows"_a)
+      .def("draft", &BoundProgram::draft, "token_ids"_a, "query_starts"_a, "starts"_a,
            "table_rows"_a, "guessing"_a, "tables"_a, "sampling"_a.none(), "mask_idx"_a.none(),
            "masks"_a.none(), "hidden"_a.none(), "num_passes"_a, "least_survival"_a, "survivals"_a,
            "out_token_ids"_a, "out_logprobs"_a);

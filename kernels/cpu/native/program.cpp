@@ -419,7 +419,7 @@ void Program::run(Step step) {
   step.failed_row = &failed_row_;
   failed_row_.store(-1, std::memory_order_relaxed);
   copy_blocks(step);
-  copy_kept(step);
+  copy_stored(step);
   if (step.num_tokens == 0) return;
   if (has_attention_) plan_attention(step);
   plan_fetching(step);
@@ -429,7 +429,7 @@ void Program::run(Step step) {
     throw std::domain_error("the logits of row " + std::to_string(failed) +
                             " hold NaN or forbid every token");
   }
-  keep_taps(step);
+  store_rows(step);
 }
 
 void Program::run_thread(const Step& step, int thread) {

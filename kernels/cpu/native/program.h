@@ -160,7 +160,7 @@ class Program {
   int run_chain(Step step, const Chain& chain, const DraftRows& rows);
 
   // From now on every step leaves these buffers side by side in the rows of its slots.
-  void keep(std::vector<const Buffer*> taps, const SlotRows& rows);
+  void store_taps(std::vector<const Buffer*> taps, const SlotRows& rows);
 
  private:
   // The weight of a product, in the tiles that threads share.
@@ -208,8 +208,8 @@ class Program {
   void set_features(const Step& step, const Chain& chain, const DraftRows& rows);
   void follow(Step& step, const Chain& chain);
   void point_at(Step& step, int num_tokens, int num_requests);
-  void copy_kept(const Step& step) const;
-  void keep_taps(const Step& step) const;
+  void copy_stored(const Step& step) const;
+  void store_rows(const Step& step) const;
   int32_t slot_of(const Step& step, int group_id, int table_row, int position) const;
   void plan_attention(Step& step);
   void plan_fetching(const Step& step);
@@ -248,8 +248,8 @@ class Program {
   };
 
   PassRows pass_;
-  std::vector<const Buffer*> kept_taps_;
-  SlotRows kept_{};
+  std::vector<const Buffer*> stored_taps_;
+  SlotRows stored_{};
   std::vector<AttentionTask> tasks_;
   std::deque<Attention> attentions_;
   size_t num_before_attention_ = 0;  // body ops up to the last attention so far

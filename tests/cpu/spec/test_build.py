@@ -50,25 +50,6 @@ def test_the_methods_of_a_server(method: str, methods: set[str]) -> None:
     assert speculator.methods == methods
 
 
-@pytest.mark.parametrize("head", [None, "none"])
-def test_auto_drafts_with_the_shipped_head_unless_told_not_to(head: str | None) -> None:
-    options = replace(
-        options_of("auto"), speculation=SpeculationOptions("auto", spec_eagle_head=head)
-    )
-    try:
-        engine = build_engine(options)
-    except LoadError as error:
-        pytest.skip(str(error))
-    speculator = engine._parts.speculator
-    assert speculator is not None
-    assert ("eagle" in speculator.methods) == (head is None)
-
-
-def test_a_head_that_is_needed_is_asked_for() -> None:
-    with pytest.raises(ConfigurationError, match="needs an --spec-eagle-head"):
-        SpeculationOptions("eagle", spec_eagle_head="none")
-
-
 def test_an_engine_drafts_what_repeats() -> None:
     try:
         engine = build_engine(options_of("auto", "4"))

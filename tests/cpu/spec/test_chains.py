@@ -15,13 +15,15 @@ from hasten.core.loading.eagle import Target, load_eagle
 from hasten.core.models.decoder import feature_tap
 from hasten.core.models.eagle import FEATURES, HIDDEN, build_eagle_program
 from hasten.core.runner import InProcessExecutor, dummy_batch
-from hasten.kernels.backend import Executable, KeepsTaps, KVPlan, get_backend
+from hasten.kernels.backend import Executable, KVPlan, StoresTaps, get_backend
 from hasten.kernels.chains import Chain, DraftStep, HeadInputs, RunsChains, SinglePasses
 from hasten.kernels.dtypes import DType
-from hasten.kernels.program import Capacity
+from hasten.kernels.ops import PagedAttention, RopeStoreKV
+from hasten.kernels.program import Capacity, KVLayer
 from hasten.kernels.step import F32, I32
 
 from tests.helpers.eagle_heads import write_head
+from tests.helpers.flat_steps import greedy_rows
 from tests.helpers.random_models import random_model, tiny_config
 
 TARGET = random_model(tiny_config(windows=(None,) * 3))
@@ -83,7 +85,7 @@ class Head:
                 starts=(ends + len(tokens) - 1).astype(np.int32),
                 table_rows=rows,
                 guessing=np.arange(count, dtype=np.int32),
-                hidden=self.executable.tap(HIDDEN).copy(),
+                hidden=None if step.sampling else self.executable.tap(HIDDEN).copy(),
             )
         return tokens, np.array(confidences)
 
@@ -134,6 +136,51 @@ def test_who_only_catches_up_guesses_nothing(whole: Head) -> None:
     assert tokens.shape == confidences.shape == (1, 0)
 
 
+@pytest.mark.parametrize("kernels_of_one", ["reference", "cpu"])
+def test_a_sampled_chain_of_a_model_is_one_by_one_too(kernels: str, kernels_of_one: str) -> None:
+    """With its own noise at every position, masks, and a KV group that is not the chain's."""
+    if kernels != "cpu":
+        pytest.skip("runs one pass at a time")
+    found, expected = (
+        _sampled(name, is_whole=is_whole)
+        for name, is_whole in (("cpu", True), (kernels_of_one, False))
+    )
+    assert found[0] == expected[0]
+    assert len({tuple(level) for level in found[0]}) > 1
+    np.testing.assert_allclose(found[1], expected[1], rtol=1e-3)
+    assert found[1].min() >= 0.5, "the least that is shared"
+
+
+def _sampled(kernels: str, *, is_whole: bool) -> tuple[list[list[int]], F32]:
+    """Four levels for two requests of a model whose KV group is the second of two."""
+    program = TARGET.build_program(DType.F32, DType.F32)
+    spec = program.kv_groups[0]
+    ops = [
+        replace(op, kv=KVLayer(1, op.kv.layer_idx))
+        if isinstance(op, RopeStoreKV | PagedAttention)
+        else op
+        for op in program.ops
+    ]
+    program = replace(program, kv_groups=(spec, spec), ops=ops)
+    plan = KVPlan(program.kv_groups, (NUM_BLOCKS, NUM_BLOCKS), BLOCK_SIZE)
+    backend = get_backend(kernels, num_threads=2)
+    capacity = Capacity(32, NUM_REQUESTS, NUM_REQUESTS, max_model_len=MAX_LEN)
+    executable = backend.compile(program, TARGET.weights, backend.allocate_kv(plan), capacity)
+    passes: RunsChains = SinglePasses(executable, BLOCK_SIZE)
+    if is_whole:
+        assert isinstance(executable, RunsChains)
+        passes = executable
+    passes.bind_chain(Chain(range(1, 2), 0.5))
+    sampling = greedy_rows(2)
+    sampling.num_logprobs = ints(0, 0)
+    sampling.temperature = np.array([0.9, 1.3], np.float32)
+    sampling.mask_idx = ints(-1, 1)
+    sampling.masks = np.full((2, 3), 0x0F0F0F0F, np.uint32)
+    other = np.full_like(TABLES, NUM_BLOCKS - 1)  # whose rows would be written by mistake
+    step = replace(first_step(), tables=(other, TABLES), sampling=sampling)
+    return Head(executable, passes).draft(step, 4)
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -166,13 +213,13 @@ def test_taps_are_kept_by_slot_as_the_store_keeps_them() -> None:
     plan = KVPlan(program.kv_groups, (NUM_BLOCKS,), BLOCK_SIZE)
     capacity = Capacity(32, NUM_REQUESTS, NUM_REQUESTS, max_model_len=MAX_LEN)
     rows = []
-    for keeps_taps in (True, False):
+    for stores_taps in (True, False):
         executor = InProcessExecutor(
             get_backend("cpu", num_threads=2), program, TARGET.weights, plan, capacity
         )
-        assert isinstance(executor._executable, KeepsTaps)
+        assert isinstance(executor._executable, StoresTaps)
         store = FeatureStore(layers, TARGET.config.hidden_size, plan, 0)
-        if keeps_taps:
+        if stores_taps:
             executor.keep_features_by_slot(store)
         else:
             executor.keep_features(store)

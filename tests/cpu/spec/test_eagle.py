@@ -6,6 +6,7 @@ Heads are written to files in public layouts and read back. Exercised on every b
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from functools import cache
@@ -17,11 +18,11 @@ import pytest
 from hasten.core.drafter import DrafterModel
 from hasten.core.latency import Chunk
 from hasten.core.loading import LoadError
-from hasten.core.loading.eagle import EagleHead, Target, load_eagle
+from hasten.core.loading.eagle import EagleHead, Target, load_eagle, served_matrix
 from hasten.core.loading.locate import shipped_head
 from hasten.core.loading.model import load_model
 from hasten.core.models.decoder import feature_tap
-from hasten.core.models.eagle import build_eagle_program
+from hasten.core.models.eagle import FC, build_eagle_program
 from hasten.core.models.weights import EMBED, LM_HEAD
 from hasten.core.params import GenerationParams, Speculative
 from hasten.core.request import Request, RequestId
@@ -29,6 +30,7 @@ from hasten.core.runner import dummy_batch
 from hasten.kernels.backend import Executable, KVPlan, get_backend
 from hasten.kernels.dtypes import DType
 from hasten.kernels.program import Capacity
+from hasten.kernels.weights import GroupedIntWeight
 from hasten.spec.drafter import DrafterProposer
 
 from tests.cpu.spec.dense_eagle import F64, DenseEagle
@@ -135,6 +137,25 @@ def _oracle(layers: tuple[int, ...]) -> tuple[Executable, KVPlan]:
     return backend.compile(program, TARGET.weights, cache_of_keys, capacity), plan
 
 
+@pytest.mark.parametrize(("num_bits", "bits_of_weights"), [(None, 8), (8, 8), (4, 4)])
+def test_weights_have_the_bits_that_the_config_names(
+    num_bits: int | None, bits_of_weights: int, tmp_path: Path
+) -> None:
+    target = Target(TARGET.config, TARGET.weights)
+    folder = write_head(tmp_path, TARGET.config, "specforge")
+    config = json.loads((folder / "config.json").read_text())
+    if num_bits is not None:
+        config["eagle_config"]["weight_bits"] = num_bits
+    (folder / "config.json").write_text(json.dumps(config))
+    weight = load_eagle(folder, target).weights[FC]
+    assert isinstance(weight, GroupedIntWeight)
+    assert weight.bits == bits_of_weights
+    config["eagle_config"]["weight_bits"] = 5
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(LoadError, match=r"eagle_config.weight_bits"):
+        load_eagle(folder, target)
+
+
 @pytest.mark.parametrize("depth", ["1", "4", "auto"])
 def test_lossless(kernels: str, depth: str, tmp_path: Path) -> None:
     head = head_of(tmp_path, "specforge")
@@ -231,7 +252,7 @@ def test_the_shipped_head_is_one_of_the_embedded_model() -> None:
     head = load_eagle(folder, Target(model.config, model.weights))
     assert head.config.feature_layers == (2, 15, 30)
     assert head.draft_ids is not None
-    # Its LM head is the model's own, and the file stays small by as much.
-    rows = model.weights[EMBED].dequantize()[head.draft_ids]
-    assert np.array_equal(head.weights[LM_HEAD].dequantize(), rows)
+    # Its LM head is the model's own in int4, and the file stays small by as much.
+    rows = served_matrix(model.weights[EMBED].dequantize()[head.draft_ids], 4)
+    assert np.array_equal(head.weights[LM_HEAD].dequantize(), rows.dequantize())
     assert sum(path.stat().st_size for path in folder.iterdir()) < 11e6

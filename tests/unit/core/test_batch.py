@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 from hasten.core.batch import BatchBuilder, scored_prompt_tokens
 from hasten.core.params import GenerationParams
 from hasten.core.plan import BlockCopy, PlannedRequest, StepPlan
@@ -124,7 +125,15 @@ def arrays_of(batch: StepBatch) -> list[list[Any]]:
     found += [batch.table_rows, batch.logit_rows]
     found += [array for g in batch.groups for array in (g.slot_mapping, g.block_copies)]
     sampling = batch.sampling
-    found += [sampling.temperature, sampling.seeds, sampling.positions, sampling.num_logprobs]
+    found += [sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p]
+    found += [sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty]
+    found += [sampling.seeds, sampling.positions, sampling.sample_idx]
+    found += [sampling.num_logprobs, sampling.target_ids]
+    for sparse in (sampling.counts, sampling.bias):
+        if sparse is not None:
+            found += [sparse.starts, sparse.token_ids, sparse.values]
+    if sampling.mask_idx is not None and sampling.masks is not None:
+        found += [sampling.mask_idx, sampling.masks[sampling.mask_idx]]
     return [array.tolist() for array in found]
 
 
@@ -161,6 +170,33 @@ def test_going_on_gives_the_arrays_of_a_fresh_start(steps: list[tuple[set[int], 
             request = requests[RequestId(f"r{i}")]
             if request.num_tokens < 60:
                 request.token_ids.append(40 + request.num_tokens)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 0.7, "top_k": 5, "top_p": 0.8, "min_p": 0.1, "logprobs": 2},
+        {"presence_penalty": 1.0, "frequency_penalty": 0.5, "repetition_penalty": 1.2},
+        {"logit_bias": {9: 1.5}},
+        {"allowed_token_ids": (1, 2, 3)},
+        {"prompt_logprobs": 2},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_a_lone_request_goes_on_with_drafts_as_from_a_fresh_start(fields: dict[str, Any]) -> None:
+    """With none and up to 16, over the edges of blocks, to the last position that there is."""
+    request = request_of(2, [1, 2, 3], [], max_tokens=80, **fields)
+    requests = {request.request_id: request}
+    lone = builder()
+    for num_drafts in (0, 2, 16, 0, 5, 0, 1, 3, 9):
+        num_drafts = min(num_drafts, 64 - request.num_tokens)  # noqa: PLW2901
+        request.draft_token_ids = list(range(40, 40 + num_drafts))
+        planned = PlannedRequest(
+            request.request_id, request.num_tokens - 1, 1 + num_drafts, num_drafts, 1 + num_drafts
+        )
+        plan = plan_of(planned)
+        assert arrays_of(lone.build(plan, requests)) == arrays_of(builder().build(plan, requests))
+        request.token_ids += [*request.draft_token_ids, 50][: 64 - request.num_tokens]
 
 
 def test_a_scored_prompt_takes_its_own_tokens() -> None:

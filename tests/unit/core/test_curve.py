@@ -54,3 +54,14 @@ def test_beyond_the_last_points_of_a_curve_their_noise_does_not_count() -> None:
     for count, seconds in ((64, 64.0), (128, 128.0), (240, 250.0), (256, 250.0)):
         curve.set(count, seconds)
     assert curve.at(1024) > 900
+
+
+def test_what_was_asked_before_a_change_is_seen_to_change() -> None:
+    curve = Curve()
+    curve.set(1, 1.0)
+    curve.set(8, 4.0)
+    assert curve.at(4) > 1.0
+    curve.scale(2.0)
+    assert curve.at(8) == pytest.approx(8.0)
+    curve.set(4, 6.0)
+    assert curve.at(4) == pytest.approx(6.0)

@@ -64,6 +64,24 @@ def test_a_profile_predicts_decoding(num_requests: int, context: int) -> None:
     assert profiled(staircase).step_time(shape) == pytest.approx(staircase(shape), rel=0.15)
 
 
+@pytest.mark.parametrize("num_requests", [4, 8, 9, 16, 33])
+def test_a_profile_knows_the_stairs_of_decoding(num_requests: int) -> None:
+    shape = decode(num_requests, 200)
+    assert profiled(staircase).step_time(shape) == pytest.approx(staircase(shape), rel=0.02)
+
+
+def test_a_load_is_counted_once_though_steps_are_foretold() -> None:
+    """As the engine does: it asks for every step before it tells what that took."""
+    model = profiled(staircase)
+    shape = decode(8, 200)
+    for load in (1.0, 1.6, 1.0):
+        for _ in range(2 * REFIT_EVERY):
+            model.step_time(shape)
+            model.observe(shape, load * staircase(shape), staircase(shape))
+        for known in (shape, decode(2, 200)):
+            assert model.step_time(known) == pytest.approx(load * staircase(known), rel=0.05)
+
+
 @pytest.mark.parametrize("shape", [step_of([Chunk(0, 512)]), step_of([Chunk(3000, 256, 1)])])
 def test_a_profile_predicts_prefill(shape: StepShape) -> None:
     assert profiled(staircase).step_time(shape) == pytest.approx(staircase(shape), rel=0.15)
