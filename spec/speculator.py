@@ -154,10 +154,12 @@ class Speculator:
         limits = [
             self._limit(request, depth) for request, depth in zip(requests, max_depths, strict=True)
         ]
-        all_rest = all(
-            drafter.is_resting(request_ids, self._num_steps) for drafter in self._drafters.values()
-        )
-        if all_rest and not self._is_anyone_due(requests, limits):
+        drafters = {
+            name: drafter
+            for name, drafter in self._drafters.items()
+            if not drafter.is_resting(request_ids, self._num_steps)
+        }
+        if not drafters and not self._is_anyone_due(requests, limits):
             self._slowdown = 1.0
             self._resting, self._rest_ends = request_ids, self._next_turn(requests)
             return [()] * len(requests)
@@ -167,7 +169,7 @@ class Speculator:
         line = self._controller.line(num_tokens, price)
         self._ask_all(turn, price, line)
         drafting_s = sum(
-            self._draft(name, method, turn, price, line) for name, method in self._drafters.items()
+            self._draft(name, method, turn, price, line) for name, method in drafters.items()
         )
         if not turn.best:
             no_depths = [0] * len(requests)
@@ -257,9 +259,6 @@ class Speculator:
     ) -> float:
         """Let a drafter draft where that is worth it; returns the seconds that it takes, about."""
         drafter = method.proposer
-        request_ids = [request.request_id for request in turn.requests]
-        if method.is_resting(request_ids, self._num_steps):
-            return 0.0
         limits = [
             min(limit, drafter.limit(request)) if limit > 0 and _may_use(name, request) else 0
             for request, limit in zip(turn.requests, turn.limits, strict=True)
@@ -272,6 +271,7 @@ class Speculator:
             expected = self._expected(method, turn, limits, price, line)
             depths = self._controller.plan(turn.candidates(expected), turn.beside, pass_s, price)
             if not any(depths) and not turn.best:
+                request_ids = [request.request_id for request in turn.requests]
                 method.rest(request_ids, self._num_steps)
             depths = self._explore(depths, limits, method, turn)
         if not any(depths):
