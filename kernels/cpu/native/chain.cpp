@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <numeric>
 #include <stdexcept>
 
+#include "bf16.h"
 #include "program.h"
 
 namespace hasten {
@@ -13,20 +13,6 @@ namespace {
 
 void require(bool condition, const char* message) {
   if (!condition) throw std::invalid_argument(message);
-}
-
-uint16_t to_bf16(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  const uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
-  return static_cast<uint16_t>(rounded);
-}
-
-float from_bf16(uint16_t value) {
-  const uint32_t bits = static_cast<uint32_t>(value) << 16;
-  float wide;
-  std::memcpy(&wide, &bits, sizeof(wide));
-  return wide;
 }
 
 // What is read here before the program checks the step that is made of it.
@@ -166,7 +152,7 @@ void Program::set_features(const Step& step, const Chain& chain, const DraftRows
       }
       const int slot = slot_of(step, chain.known.group_id, step.table_rows[r], before);
       require(slot >= 0 && slot < chain.known.num_slots, "a slot of which nothing is kept");
-      std::transform(chain.known.row(slot), chain.known.row(slot) + width, to, from_bf16);
+      std::transform(chain.known.row(slot), chain.known.row(slot) + width, to, widen_bf16);
     }
   }
 }
@@ -227,7 +213,7 @@ void Program::store_rows(const Step& step) const {
     uint16_t* to = stored_.row(tables.slot_mapping[t]);
     for (const Buffer* tap : stored_taps_) {
       const float* from = tap->plain + static_cast<size_t>(t) * static_cast<size_t>(tap->width);
-      to = std::transform(from, from + tap->width, to, to_bf16);
+      to = std::transform(from, from + tap->width, to, round_to_bf16);
     }
   }
 }

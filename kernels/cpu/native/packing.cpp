@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "bf16.h"
+
 namespace hasten {
 namespace {
 
@@ -18,13 +20,6 @@ void pack_int8_row(const uint8_t* q, uint8_t* to) {
   for (int i = 0; i < kGroup; ++i) {
     to[i / 4 * 4 * kTileCols + i % 4] = static_cast<uint8_t>(q[i] ^ 0x80);
   }
-}
-
-uint16_t round_to_bf16(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return static_cast<uint16_t>((bits | 0x400000u) >> 16);
-  return static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
 }
 
 }  // namespace
