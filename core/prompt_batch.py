@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from hasten.kernels.backend import KVPlan
 from hasten.kernels.program import KVGroupSpec
-from hasten.kernels.step import GroupTables, SamplingRows, StepBatch
+from hasten.kernels.sampling_rows import greedy_rows
+from hasten.kernels.step import GroupTables, StepBatch
 
 I32 = npt.NDArray[np.int32]
 
@@ -77,28 +78,9 @@ class PromptLayout:
             table_rows=np.arange(len(chunks), dtype=np.int32),
             groups=(group,) * len(self.groups),
             logit_rows=logit_rows,
-            sampling=_greedy(positions[logit_rows] + 1),
+            sampling=greedy_rows(len(logit_rows), positions=positions[logit_rows] + 1),
         )
 
 
 def _joined(parts: Sequence[npt.NDArray[np.integer]]) -> I32:
     return np.concatenate(parts).astype(np.int32)
-
-
-def _greedy(positions: I32) -> SamplingRows:
-    zeros, ones = np.zeros(len(positions), np.float32), np.ones(len(positions), np.float32)
-    none = np.full(len(positions), -1, np.int32)
-    return SamplingRows(
-        temperature=zeros,
-        top_k=np.zeros(len(positions), np.int32),
-        top_p=ones,
-        min_p=zeros,
-        repetition_penalty=ones,
-        frequency_penalty=zeros,
-        presence_penalty=zeros,
-        seeds=np.zeros(len(positions), np.uint64),
-        positions=positions,
-        sample_idx=np.zeros(len(positions), np.int32),
-        num_logprobs=none,
-        target_ids=none,
-    )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from hasten.kernels.backend import StoresTaps
+from hasten.kernels.sampling_rows import greedy_rows
 from hasten.kernels.step import GroupTables, SamplingRows, StepBatch
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from hasten.core.latency import Chunk
     from hasten.kernels.backend import Backend, Executable, KVPlan
     from hasten.kernels.program import Capacity, Program, WeightName
-    from hasten.kernels.step import F32, I32, StepResult
+    from hasten.kernels.step import I32, StepResult
     from hasten.kernels.weights import Weight
 
 
@@ -112,26 +113,7 @@ def dummy_batch(chunks: Sequence[Chunk], kv_plan: KVPlan, max_model_len: int) ->
 
 
 def _default_sampling(positions: I32) -> SamplingRows:
-    """Sampling at temperature 1, what clients get that ask for nothing.
-
-    No two columns share an array: callers change one.
-    """
-    num_rows = len(positions)
-
-    def column(value: float) -> F32:
-        return np.full(num_rows, value, np.float32)
-
-    return SamplingRows(
-        temperature=column(1),
-        top_k=np.zeros(num_rows, np.int32),
-        top_p=column(1),
-        min_p=column(0),
-        repetition_penalty=column(1),
-        frequency_penalty=column(0),
-        presence_penalty=column(0),
-        seeds=np.zeros(num_rows, np.uint64),
-        positions=positions,
-        sample_idx=np.zeros(num_rows, np.int32),
-        num_logprobs=np.full(num_rows, -1, np.int32),
-        target_ids=np.full(num_rows, -1, np.int32),
-    )
+    """Sampling at temperature 1, what clients get that ask for nothing."""
+    rows = greedy_rows(len(positions), positions=positions)
+    rows.temperature.fill(1)
+    return rows

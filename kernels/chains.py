@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
-from hasten.kernels.step import GroupTables, SamplingRows, StepBatch
+from hasten.kernels.sampling_rows import greedy_rows
+from hasten.kernels.step import GroupTables, StepBatch
 
 if TYPE_CHECKING:
     from hasten.kernels.backend import Executable
-    from hasten.kernels.step import BF16, F32, I32
+    from hasten.kernels.step import BF16, F32, I32, SamplingRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ class SinglePasses:
                 for group_id, table in enumerate(step.tables)
             ),
             logit_rows=logit_rows,
-            sampling=_greedy(len(logit_rows)) if step.sampling is None else step.sampling,
+            sampling=greedy_rows(len(logit_rows), 0) if step.sampling is None else step.sampling,
         )
         batch.sampling.positions = positions[logit_rows] + 1
         if chain.head is not None:
@@ -164,22 +165,3 @@ class SinglePasses:
             hidden = np.zeros((len(rows), head.hidden_width), np.float32)
         self._executable.set_input(head.features, features)
         self._executable.set_input(head.hidden, hidden)
-
-
-def _greedy(num_rows: int) -> SamplingRows:
-    off, ones = np.zeros(num_rows, np.float32), np.ones(num_rows, np.float32)
-    zeros = np.zeros(num_rows, np.int32)
-    return SamplingRows(
-        temperature=off,
-        top_k=zeros,
-        top_p=ones,
-        min_p=off,
-        repetition_penalty=ones,
-        frequency_penalty=off,
-        presence_penalty=off,
-        seeds=np.zeros(num_rows, np.uint64),
-        positions=zeros,
-        sample_idx=zeros,
-        num_logprobs=zeros,
-        target_ids=np.full(num_rows, -1, np.int32),
-    )

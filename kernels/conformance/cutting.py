@@ -13,7 +13,8 @@ from itertools import cycle
 import numpy as np
 import numpy.typing as npt
 from hasten.kernels.program import KVGroupSpec
-from hasten.kernels.step import GroupTables, SamplingRows, StepBatch
+from hasten.kernels.sampling_rows import greedy_rows
+from hasten.kernels.step import GroupTables, StepBatch
 
 BLOCK_SIZE = 16
 RAGGED = (1, 2, 7, 15, 16, 17, 31, 41)
@@ -156,23 +157,3 @@ def _group_tables(tables: I32, row_of_token: I32, positions: I32) -> GroupTables
     blocks = tables[row_of_token, positions // BLOCK_SIZE]
     slots = (blocks * BLOCK_SIZE + positions % BLOCK_SIZE).astype(np.int32)
     return GroupTables(slots, tables, np.zeros((0, 2), dtype=np.int32))
-
-
-def greedy_rows(num_rows: int) -> SamplingRows:
-    """Sampling records that ask for nothing but the argmax."""
-    zeros, ones = np.zeros(num_rows, dtype=np.float32), np.ones(num_rows, dtype=np.float32)
-    ints = np.zeros(num_rows, dtype=np.int32)
-    return SamplingRows(
-        temperature=zeros,
-        top_k=ints,
-        top_p=ones,
-        min_p=zeros.copy(),
-        repetition_penalty=ones.copy(),
-        frequency_penalty=zeros.copy(),
-        presence_penalty=zeros.copy(),
-        seeds=np.zeros(num_rows, dtype=np.uint64),
-        positions=ints.copy(),
-        sample_idx=ints.copy(),
-        num_logprobs=ints - 1,
-        target_ids=ints - 1,
-    )

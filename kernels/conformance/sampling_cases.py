@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 from hasten.kernels import ops
-from hasten.kernels.conformance.cutting import greedy_rows
 from hasten.kernels.conformance.oracles import SamplingRecord
 from hasten.kernels.dtypes import DType
 from hasten.kernels.program import Program, Rows, WeightName
+from hasten.kernels.sampling_rows import greedy_rows
 from hasten.kernels.step import SamplingRows, SparseRows, StepBatch
 from hasten.kernels.weights import DenseWeight, Weight
 

@@ -20,11 +20,11 @@ from hasten.kernels.conformance.cutting import (
     BatchMaker,
     Part,
     Schedule,
-    greedy_rows,
     schedules,
 )
 from hasten.kernels.dtypes import DType
 from hasten.kernels.program import Capacity
+from hasten.kernels.sampling_rows import greedy_rows
 
 from tests.gpu.models import LLAMA_8B, TINY, SeededModel, seeded_model
 from tests.gpu.setting import Row, Setting

@@ -19,9 +19,10 @@ import numpy as np
 import torch
 from hasten.kernels import ops
 from hasten.kernels.backend import KVPlan
-from hasten.kernels.conformance.cutting import BLOCK_SIZE, BatchMaker, Part, greedy_rows
+from hasten.kernels.conformance.cutting import BLOCK_SIZE, BatchMaker, Part
 from hasten.kernels.dtypes import DType
 from hasten.kernels.program import Capacity, KVGroupSpec, KVLayer, Program, Rows, WeightName
+from hasten.kernels.sampling_rows import greedy_rows
 from hasten.kernels.weights import DenseWeight, Weight
 
 from tests.gpu.models import LLAMA_8B, TINY, device_bytes, random_matrix

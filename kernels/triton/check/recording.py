@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from hasten.kernels.backend import KVPlan
-from hasten.kernels.conformance.cutting import BatchMaker, Part, greedy_rows
+from hasten.kernels.conformance.cutting import BatchMaker, Part
 from hasten.kernels.dtypes import DType
+from hasten.kernels.sampling_rows import greedy_rows
 from hasten.kernels.step import SparseRows
 from hasten.kernels.triton.backend import TritonBackend
 from hasten.kernels.triton.check.shapes import CAPACITY, ROW_COUNTS

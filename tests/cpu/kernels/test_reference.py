@@ -12,7 +12,7 @@ import pytest
 import torch
 from hasten.kernels import ops
 from hasten.kernels.backend import KVPlan, UnsupportedOpError, get_backend
-from hasten.kernels.conformance.cutting import BatchMaker, Part, greedy_rows
+from hasten.kernels.conformance.cutting import BatchMaker, Part
 from hasten.kernels.conformance.oracles import SamplingRecord
 from hasten.kernels.conformance.sampling_cases import SamplingCase, sampling_rows
 from hasten.kernels.dtypes import DType
@@ -32,6 +32,7 @@ from hasten.kernels.reference.philox import NoiseKey, gumbel_noise_all
 from hasten.kernels.reference.philox import gumbel_noise as torch_gumbel_noise
 from hasten.kernels.reference.philox import philox4x32 as torch_philox
 from hasten.kernels.reference.sample import most_likely, sample_rows
+from hasten.kernels.sampling_rows import greedy_rows
 from hasten.kernels.step import GroupTables, StepBatch
 from hasten.kernels.weights import DenseWeight
 
