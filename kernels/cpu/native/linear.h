@@ -147,7 +147,6 @@ class LinearRun {
 
  private:
   static constexpr size_t kLead = 6144;
-  static constexpr int kLeadRows = 4;
   static constexpr int kChunkBlocks = 64;  // blocks of rows of a task, when there are more
 
   void run_tile(int tile, int first, int last) const {
@@ -171,10 +170,9 @@ class LinearRun {
 
   // What will be read after this tile, or after each of a pair. For many blocks of rows, a part of
   // the next tile; for one or two, what comes kLead bytes later, as the processor's own look-ahead
-  // ends with a page. Very few rows use weights as fast as memory gives them, and fetching ahead
-  // only gets in the way: one row was 7 % slower, 8 rows were 12 % faster.
+  // ends with a page. Few rows may use weights as fast as memory gives them (fetch_trial.h).
   Ahead weight_ahead(const uint8_t* packed, int block, int blocks) const {
-    if (share_.num_rows < kLeadRows) return {};
+    if (!share_.fetches_weights) return {};
     if (blocks <= 2) return Ahead::of(packed + kLead, packed_bytes_, op_.weight.groups());
     const uint8_t* next = packed + packed_bytes_ * static_cast<size_t>(per_output_);
     const size_t part = packed_bytes_ / static_cast<size_t>(blocks);

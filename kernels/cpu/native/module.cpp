@@ -17,6 +17,7 @@
 
 #include "arrays.h"
 #include "bound_program.h"
+#include "fetch_trial.h"
 #include "machine_limits.h"
 #include "packing.h"
 
@@ -132,6 +133,10 @@ NB_MODULE(_native, m) {
   });
   m.def("packed", &make_packed, "weight_format"_a, "scales"_a, "rows"_a, "width"_a, "scale_groups"_a,
         "data"_a);
+  nb::class_<FetchTrial>(m, "FetchTrial")
+      .def(nb::init<>())
+      .def("begin", &FetchTrial::begin)
+      .def("end", &FetchTrial::end, "seconds"_a);
   nb::class_<Team>(m, "Team").def(nb::init<int>(), "num_threads"_a);
   nb::class_<BoundProgram>(m, "Program")
       .def(nb::init<const std::string&, std::shared_ptr<Team>, int, int, int, int, int,

@@ -434,6 +434,7 @@ struct Share {
   uint8_t* scratch = nullptr;  // kScratchBytes, aligned to 64
   Claims* claims = nullptr;  // of every thread
   const KVAhead* ahead = nullptr;  // null: nothing to fetch
+  bool fetches_weights = true;     // ahead of their use
 
   // Claims the next `grain` of `count` tasks: false when none is left.
   bool claim(int count, int grain, int& begin, int& end) const {

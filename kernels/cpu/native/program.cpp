@@ -423,13 +423,27 @@ void Program::run(Step step) {
   if (step.num_tokens == 0) return;
   if (has_attention_) plan_attention(step);
   plan_fetching(step);
-  team_->run([&](int thread) { run_thread(step, thread); });
+  run_threads(step);
   const int failed = failed_row_.load(std::memory_order_relaxed);
   if (failed >= 0) {
     throw std::domain_error("the logits of row " + std::to_string(failed) +
                             " hold NaN or forbid every token");
   }
   store_rows(step);
+}
+
+void Program::run_threads(const Step& step) {
+  const auto run = [&](int thread) { run_thread(step, thread); };
+  if (step.num_tokens > kFewRows) {
+    few_rows_fetch_ = fetch_trials_[0].fetches();
+    team_->run(run);
+    return;
+  }
+  FetchTrial& trial = fetch_trials_[step.num_tokens - 1];
+  few_rows_fetch_ = trial.begin();
+  const Clock::time_point start = Clock::now();
+  team_->run(run);
+  trial.end(std::chrono::duration<double>(Clock::now() - start).count());
 }
 
 void Program::run_thread(const Step& step, int thread) {
@@ -458,7 +472,8 @@ int Program::first_tail_row(const Step& step) const {
 
 void Program::run_node(Node& node, const Step& step, int num_rows, int first_row, int thread) {
   node.run(step, {thread, team_->width(), num_rows, first_row,
-                  scratch_[static_cast<size_t>(thread)]->data(), node.claims.get(), node.ahead});
+                  scratch_[static_cast<size_t>(thread)]->data(), node.claims.get(), node.ahead,
+                  num_rows > kFewRows || few_rows_fetch_});
   node.following.fetch_start(thread, team_->width());
   team_->barrier(thread);
   // Nobody claims from this op again before another barrier: one follows every op and slice.

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "fetch_trial.h"
 #include "ops.h"
 #include "team.h"
 
@@ -215,6 +216,7 @@ class Program {
   void plan_fetching(const Step& step);
   void collect_blocks(const Step& step);
   void copy_blocks(const Step& step) const;
+  void run_threads(const Step& step);
   void run_thread(const Step& step, int thread);
   void run_node(Node& node, const Step& step, int num_rows, int first_row, int thread);
   int first_tail_row(const Step& step) const;
@@ -258,6 +260,8 @@ class Program {
   std::vector<std::atomic<int>> splits_done_;
   std::vector<std::unique_ptr<Memory>> scratch_;
   std::atomic<int> failed_row_{-1};
+  FetchTrial fetch_trials_[kFewRows];  // by number of rows, less one
+  bool few_rows_fetch_ = false;        // in this step
   const std::shared_ptr<Team> team_;
 };
 

@@ -54,6 +54,7 @@ def shares(engine: Engine, prompts: list[list[int]]) -> tuple[float, float, int]
     return right[0] / max(num_drafted, 1), right[1] / max(num_deeper, 1), num_drafted
 
 
+@pytest.mark.timeout(60 * MINUTES + 300)
 @pytest.mark.parametrize("depth", ["2", "auto"])
 def test_acceptance_does_not_drift(depth: str) -> None:
     options = options_of(depth)
