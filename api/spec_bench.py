@@ -1,15 +1,16 @@
 """`hasten bench spec` without its command line: speculation against none, load by load.
 
 Every configuration is an engine in this process. In each repeat all of them decode the same
-prompts, in an order that rotates, so that what else the machine does falls on all alike; ratios are
-between runs of one repeat. Exercised by `pytest tests/cpu/api/test_spec_bench.py`.
+prompts, a moment each in turns, so that what else the machine does falls on all alike; ratios are
+between runs of one repeat. Repeats see nothing of each other's texts: a prompt that comes again
+would be answered by heart. Exercised by `pytest tests/cpu/api/test_spec_bench.py`.
 """
 
 from __future__ import annotations
 
 import random
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from statistics import median
 from time import perf_counter, process_time
@@ -32,13 +33,17 @@ if TYPE_CHECKING:
     from hasten.core.options import EngineOptions
 
 OFF = "off"
-FULL_LOADS, FULL_DEPTHS = "1,2,4,8,16,32", ("1", "2", "4", "8", "auto")
+FULL_LOADS, FULL_DEPTHS = "1,2,4,8,16,32", "1,2,4,8,auto"
 CLOCKS: dict[str, Callable[[], float]] = {"wall": perf_counter, "cpu": process_time}
 NAMES = ("Ann", "Bob", "Cid", "Dee", "Eve", "Fay", "Gus", "Hal", "Ida", "Jon", "Kim", "Lea")
 RANDOM_PROMPT_LEN = 64
 NUM_RESAMPLES = 10_000
 """Of the repeats, for the bound of a median."""
 PROMPTS_PER_SEAT = 3
+SLICE_S = 0.1
+"""For so long a configuration computes before the next one does: what else the machine does changes
+within seconds."""
+LAST = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +52,8 @@ class SpecBenchOptions:
 
     loads: str = option("1,8,32", "how many requests decode together, with commas")
     methods: str = option("auto", "what guesses (as --spec-method), with commas")
-    full: bool = option(
-        False, f"loads {FULL_LOADS}, each method at depths {', '.join(FULL_DEPTHS)}"
-    )
+    depths: str = option("auto", "how deep (as --spec-depth), with commas")
+    full: bool = option(False, f"loads {FULL_LOADS}, depths {FULL_DEPTHS}")
     prompts: str = option(
         "chat",
         "with commas: chat (built in; a shipped head has learnt from these), copy (answers repeat "
@@ -66,6 +70,8 @@ class SpecBenchOptions:
             raise ConfigurationError("--repeats must be at least 1 and --max-tokens 2")
         if not all(load.isdigit() and int(load) > 0 for load in self.loads.split(",")):
             raise ConfigurationError("--loads must be numbers with commas")
+        if not all(depth.isdigit() or depth == "auto" for depth in self.depths.split(",")):
+            raise ConfigurationError("--depths must be numbers or auto, with commas")
 
     @property
     def sizes(self) -> list[int]:
@@ -74,7 +80,7 @@ class SpecBenchOptions:
     @property
     def configurations(self) -> list[str]:
         """`off`, then METHOD:DEPTH."""
-        depths = FULL_DEPTHS if self.full else ("auto",)
+        depths = (FULL_DEPTHS if self.full else self.depths).split(",")
         return [OFF, *(f"{m}:{depth}" for m in self.methods.split(",") for depth in depths)]
 
 
@@ -148,9 +154,9 @@ def comparisons(rows: Sequence[SpecRow]) -> list[Comparison]:
 class _Run:
     """What the requests of one run gave while all seats were taken, from the first tokens on."""
 
-    num_tokens: int
-    seconds: float
-    gaps_s: list[float]
+    num_tokens: int = 0
+    seconds: float = 0.0
+    gaps_s: list[float] = field(default_factory=list)
 
     @property
     def rate(self) -> float:
@@ -191,11 +197,15 @@ def _rows(
     before = {name: engine.stats() for name, engine in engines.items()}
     for repeat in range(options.repeats):
         batch = list(islice(prompts, PROMPTS_PER_SEAT * load))
+        progress(f"{kind}, {load} at once, repeat {repeat + 1}")
         shift = repeat % len(names)
+        decoding = []
         for name in names[shift:] + names[:shift]:
-            progress(f"{kind}, {load} at once, {name}, repeat {repeat + 1}")
-            run = _decode(engines[name], batch, load, params, CLOCKS[options.clock])
-            runs[name].append(run)
+            seats = _Seats(engines[name], load, params, cache_salt=str(repeat))
+            runs[name].append(_Run())
+            decoding.append(_decode(seats, batch, CLOCKS[options.clock], runs[name][-1]))
+        while decoding:
+            decoding = [slices for slices in decoding if next(slices, LAST) is not LAST]
     for name in names:
         ratios = sorted(a.rate / b.rate for a, b in zip(runs[name], runs[OFF], strict=True))
         gaps = sorted(gap for run in runs[name] for gap in run.gaps_s)
@@ -254,9 +264,11 @@ def _texts(kind: str, path: Path) -> list[str]:
     if kind == "chat":
         return built_in_prompts(seed=1)
     try:
-        return read_prompts(path)
+        texts = read_prompts(path)
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"--prompts {kind}: {error}") from error
+    random.Random(1).shuffle(texts)  # noqa: S311 (files are often ordered by kind)
+    return texts
 
 
 def _copy_texts(rng: random.Random) -> Iterator[str]:
@@ -265,43 +277,57 @@ def _copy_texts(rng: random.Random) -> Iterator[str]:
         yield "Repeat these lines exactly:\n" + "\n".join(lines)
 
 
+@dataclass(frozen=True, slots=True)
+class _Seats:
+    """How many requests decode together, and how each asks."""
+
+    engine: Engine
+    num: int
+    params: GenerationParams
+    cache_salt: str
+
+    def add(self, idx: int, prompt: list[int]) -> None:
+        refused = self.engine.add_request(
+            AddRequest(
+                request_id=str(idx),
+                prompt_token_ids=prompt,
+                params=self.params,
+                cache_salt=self.cache_salt,
+            )
+        )
+        if refused is not None:
+            raise ConfigurationError(refused.message)
+
+
 def _decode(
-    engine: Engine,
-    prompts: Sequence[list[int]],
-    load: int,
-    params: GenerationParams,
-    clock: Callable[[], float],
-) -> _Run:
-    """`load` requests decode together as long as there are prompts; who ends is replaced."""
+    seats: _Seats, prompts: Sequence[list[int]], clock: Callable[[], float], run: _Run
+) -> Iterator[None]:
+    """All seats decode together as long as there are prompts; who ends is replaced.
+
+    Others get their turn whenever `SLICE_S` have passed.
+    """
     left = deque(enumerate(prompts))
-    for _ in range(load):
-        _add(engine, *left.popleft(), params)
+    for _ in range(seats.num):
+        seats.add(*left.popleft())
     begun: set[str] = set()
-    run = _Run(0, 0.0, [])
-    num_ended = 0
+    num_ended, slice_ends = 0, perf_counter() + SLICE_S
     while num_ended <= len(left):
+        if perf_counter() > slice_ends:
+            yield
+            slice_ends = perf_counter() + SLICE_S
         for _ in range(num_ended):
-            _add(engine, *left.popleft(), params)
+            seats.add(*left.popleft())
         begin = clock()
-        outputs = engine.step()
+        outputs = seats.engine.step()
         seconds = clock() - begin
         num_ended = sum(output.finish_reason is not None for output in outputs)
         counts = [len(output.token_ids) for output in outputs if output.token_ids]
-        if len(begun) < load:
+        if len(begun) < seats.num:
             begun.update(output.request_id for output in outputs if output.token_ids)
             continue
         run.num_tokens += sum(counts)
         run.seconds += seconds
         run.gaps_s += [seconds / count for count in counts for _ in range(count)]
-    engine.abort_all()
+    seats.engine.abort_all()
     if run.num_tokens == 0:
         raise ConfigurationError("answers ended before all had begun: --max-tokens is too low")
-    return run
-
-
-def _add(engine: Engine, idx: int, prompt: list[int], params: GenerationParams) -> None:
-    refused = engine.add_request(
-        AddRequest(request_id=str(idx), prompt_token_ids=prompt, params=params)
-    )
-    if refused is not None:
-        raise ConfigurationError(refused.message)

@@ -46,7 +46,8 @@ def test_configurations() -> None:
     full = SpecBenchOptions(methods="ngram,auto", full=True)
     assert len(full.configurations) == 11
     assert full.sizes == [1, 2, 4, 8, 16, 32]
-    for wrong in ({"loads": "1,x"}, {"repeats": 0}, {"max_tokens": 1}):
+    assert SpecBenchOptions(depths="2,auto").configurations == ["off", "auto:2", "auto:auto"]
+    for wrong in ({"loads": "1,x"}, {"depths": "deep"}, {"repeats": 0}, {"max_tokens": 1}):
         with pytest.raises(ConfigurationError):
             SpecBenchOptions(**wrong)
 
@@ -106,7 +107,7 @@ def test_a_run_on_the_embedded_model(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ]
     assert all(r.tokens_per_s > 0 and r.itl_ms[0] > 0 for r in rows)
     assert rows[0].ratio == 1.0
-    assert len(told) == 8
+    assert len(told) == 4
     copies = list(islice(prompts_of("copy", engine, 49152), 2))
     assert copies[0] != copies[1]
     with pytest.raises(ConfigurationError, match="no_such_file"):
