@@ -5,7 +5,8 @@
 
 namespace hasten::HASTEN_ISA {
 
-// Memory to fetch while a tile computes, a part with each group, as bursts would stop it.
+// Memory to fetch while a tile computes, a part with each group, as bursts would stop it. For few rows
+// even ten lines at once are one: they take a line with each word of inputs (1 row 4 % faster, 4 rows 7).
 struct Ahead {
   const uint8_t* from = nullptr;
   size_t part = 0;  // bytes
@@ -17,6 +18,13 @@ struct Ahead {
   HASTEN_INLINE void fetch(int group) const {
     const uint8_t* begin = from + static_cast<size_t>(group) * part;
     for (size_t at = 0; at < part; at += 64) __builtin_prefetch(begin + at, 0, 2);
+  }
+  // The lines for one of the group's eight words.
+  HASTEN_INLINE void fetch(int group, int word) const {
+    const uint8_t* begin = from + static_cast<size_t>(group) * part;
+    for (size_t at = 64 * static_cast<size_t>(word); at < part; at += 8 * 64) {
+      __builtin_prefetch(begin + at, 0, 2);
+    }
   }
 };
 
@@ -115,13 +123,13 @@ HASTEN_INLINE void integer_tile(const TileInput& x, const uint8_t* w, int groups
   for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = zero();
   const uint32_t* words = x.words;
   for (int g = 0; g < groups; ++g, w += W::kStride, words += 8 * R) {
-    x.weight.fetch(g);
     x.keys.fetch(g);
     I16x acc[R][2];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = W::start(x.isums[g * R + r]);
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) {
+      x.weight.fetch(g, i);
       const int word = W::word(i), step = word % 4;
       const I16x w0 = word < 4 ? W::low(w, step, 0) : W::high(w, step, 0);
       const I16x w1 = word < 4 ? W::low(w, step, 1) : W::high(w, step, 1);
