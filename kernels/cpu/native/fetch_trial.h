@@ -17,10 +17,12 @@ class FetchTrial {
   // Whether steps that are no trial fetch.
   bool fetches() const { return fetches_; }
 
-  // Whether the next step fetches; `end` follows with what it took.
-  bool begin() {
+  // Whether a step of so many rows fetches; `end` follows with what it took.
+  bool begin(int num_rows) {
     ++num_since_trial_;
-    is_trial_ = before_s_ > 0.0 && num_since_trial_ >= (num_trials_ < kFirst ? kOften : kSeldom);
+    const bool is_time = num_since_trial_ >= (num_trials_ < kFirst ? kOften : kSeldom);
+    is_trial_ = is_time && num_rows == before_rows_;
+    if (!is_trial_) before_rows_ = num_rows;
     return fetches_ != is_trial_;
   }
 
@@ -36,19 +38,20 @@ class FetchTrial {
     evidence_ += kShare * (gain - evidence_);
     if (evidence_ < kEnough) return;
     fetches_ = !fetches_;
-    evidence_ = before_s_ = 0.0;
-    num_trials_ = 0;
+    evidence_ = 0.0;
+    before_rows_ = 0;  // what it took says nothing of the new way
   }
 
  private:
-  static constexpr int kFirst = 16;               // trials that come often, after a change
-  static constexpr int kOften = 7, kSeldom = 61;  // steps from trial to trial; no chain is so long
+  static constexpr int kFirst = 16;               // trials, which come often: a profile follows
+  static constexpr int kOften = 3, kSeldom = 61;  // steps from trial to trial; no chain is so long
   static constexpr double kShare = 0.125, kMost = 0.1, kEnough = 0.02;
   bool fetches_ = false;
   bool is_trial_ = false;
   int num_since_trial_ = 0;
   int num_trials_ = 0;
-  double before_s_ = 0.0;  // the latest step that was no trial
+  int before_rows_ = 0;    // of the latest step that was no trial
+  double before_s_ = 0.0;  // and what it took
   double evidence_ = 0.0;  // that the other way is faster
 };
 

@@ -135,7 +135,7 @@ NB_MODULE(_native, m) {
         "data"_a);
   nb::class_<FetchTrial>(m, "FetchTrial")
       .def(nb::init<>())
-      .def("begin", &FetchTrial::begin)
+      .def("begin", &FetchTrial::begin, "num_rows"_a)
       .def("end", &FetchTrial::end, "seconds"_a);
   nb::class_<Team>(m, "Team").def(nb::init<int>(), "num_threads"_a);
   nb::class_<BoundProgram>(m, "Program")

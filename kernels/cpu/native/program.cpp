@@ -435,15 +435,14 @@ void Program::run(Step step) {
 void Program::run_threads(const Step& step) {
   const auto run = [&](int thread) { run_thread(step, thread); };
   if (step.num_tokens > kFewRows) {
-    few_rows_fetch_ = fetch_trials_[0].fetches();
+    few_rows_fetch_ = fetch_trial_.fetches();
     team_->run(run);
     return;
   }
-  FetchTrial& trial = fetch_trials_[step.num_tokens - 1];
-  few_rows_fetch_ = trial.begin();
+  few_rows_fetch_ = fetch_trial_.begin(step.num_tokens);
   const Clock::time_point start = Clock::now();
   team_->run(run);
-  trial.end(std::chrono::duration<double>(Clock::now() - start).count());
+  fetch_trial_.end(std::chrono::duration<double>(Clock::now() - start).count());
 }
 
 void Program::run_thread(const Step& step, int thread) {

@@ -260,8 +260,8 @@ class Program {
   std::vector<std::atomic<int>> splits_done_;
   std::vector<std::unique_ptr<Memory>> scratch_;
   std::atomic<int> failed_row_{-1};
-  FetchTrial fetch_trials_[kFewRows];  // by number of rows, less one
-  bool few_rows_fetch_ = false;        // in this step
+  FetchTrial fetch_trial_;
+  bool few_rows_fetch_ = false;  // in this step
   const std::shared_ptr<Team> team_;
 };
 
