@@ -1,4 +1,4 @@
-"""Steps of few rows fetch weights ahead where that is faster, and try the other way now and then."""
+"""Steps of few rows fetch weights ahead where that is faster, and try the other way at times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ native = pytest.importorskip("hasten.kernels.cpu._native")
 def fetching(
     num_steps: int,
     seconds: Callable[[int, bool], float],
-    num_rows: Callable[[int], int] = lambda i: 1,
+    num_rows: Callable[[int], int] = lambda _: 1,
 ) -> list[bool]:
     """Whether each step fetched, where step i takes `seconds(i, whether it fetches)`."""
     trial = native.FetchTrial()
