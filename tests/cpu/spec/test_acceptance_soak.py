@@ -29,6 +29,8 @@ from tests.helpers.engines import ask, run_requests
 MINUTES = float(os.environ.get("HASTEN_SOAK_MINUTES", "0.05"))
 IS_LONG = MINUTES >= 1
 NUM_CHATS, MAX_TOKENS = (24, 200) if IS_LONG else (4, 24)
+KV_MIB = 600 if IS_LONG else 96
+"""Nothing is evicted, so the cache is the same before all rounds but the first."""
 DRIFT = 0.02
 """Of the share of right first guesses, where the depth follows what steps take."""
 
@@ -36,7 +38,7 @@ DRIFT = 0.02
 def options_of(depth: str) -> EngineOptions:
     return EngineOptions(
         model=ModelOptions(max_model_len=1024),
-        cache=CacheOptions(kv_cache_memory_bytes=96 << 20),
+        cache=CacheOptions(kv_cache_memory_bytes=KV_MIB << 20),
         execution=ExecutionOptions(kernels="cpu", num_threads=2 if IS_LONG else 1),
         speculation=SpeculationOptions("eagle", depth),
     )
@@ -69,7 +71,8 @@ def test_acceptance_does_not_drift(depth: str) -> None:
     while monotonic() < ends or len(rounds) < 3:
         rounds.append(shares(engine, prompts))
     if depth == "2":
-        assert rounds[1:] == rounds[:-1], "drafts of the same chats differ"
+        # In the first round a head catches up with the prompts, some chats a step later than others.
+        assert rounds[2:] == rounds[1:-1], "drafts of the same chats differ"
         assert rounds[0][2] > 0
         return
     third = len(rounds) // 3
