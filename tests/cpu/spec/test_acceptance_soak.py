@@ -71,7 +71,7 @@ def test_acceptance_does_not_drift(depth: str) -> None:
     while monotonic() < ends or len(rounds) < 3:
         rounds.append(shares(engine, prompts))
     if depth == "2":
-        # In the first round a head catches up with the prompts, some chats a step later than others.
+        # In the first round a head catches up with the prompts: some chats draft a step later.
         assert rounds[2:] == rounds[1:-1], "drafts of the same chats differ"
         assert rounds[0][2] > 0
         return
