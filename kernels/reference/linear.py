@@ -4,7 +4,8 @@ A row's bits must not depend on how many rows run with it. What was measured (to
 `tests/cpu/kernels/test_row_invariance.py` repeats it):
 
 - oneDNN's product with a prepacked weight gives a row the same bits among any number of rows,
-  wherever it stands, at any number of threads, from 2 rows up in fp32 and from 1 in bf16;
+  wherever it stands, at any number of threads, from 2 rows up in fp32 and from 1 in bf16, but not
+  with AMX, which this package's `__init__` keeps it from;
 - MKL's (what `F.linear` calls for fp32) does not: few rows per thread take another kernel.
 
 So fewer rows than `MIN_ROWS` are computed together with undefined ones, by oneDNN where it is
