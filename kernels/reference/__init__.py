@@ -10,8 +10,8 @@ milliseconds, and where another process wants the same cores every step then sta
 slice (measured: twice the time per step and more). GOMP_SPINCOUNT in the environment wins.
 
 oneDNN, which reads its limit at its first product, is kept from AMX: there a row's bits depend on
-how many rows run with it (`tests/cpu/kernels/test_row_invariance.py`). MKL is held to results that
-depend on neither, for attention's batched products: some processors' differ (`hasten check`).
+how many rows run with it (`tests/cpu/kernels/test_row_invariance.py`). MKL is held to its strict
+mode, as its batched products, which attention uses, do the same on some processors.
 """
 
 import os

@@ -11,10 +11,10 @@ from hasten.core.loading import LoadedModel
 from hasten.kernels.backend import Executable, KVPlan, get_backend
 from hasten.kernels.dtypes import DType
 from hasten.kernels.program import Capacity
+from hasten.kernels.sampling_rows import greedy_rows
 from hasten.kernels.step import (
     MAX_LOGPROBS,
     GroupTables,
-    SamplingRows,
     StepBatch,
     StepResult,
 )
@@ -106,7 +106,7 @@ class Stepper:
             table_rows=table_rows,
             groups=(tables,) * self._num_groups,
             logit_rows=logit_rows,
-            sampling=_greedy_rows(positions[logit_rows] + 1, num_logprobs),
+            sampling=greedy_rows(len(logit_rows), num_logprobs, positions[logit_rows] + 1),
         )
         return self._executable.run(batch)
 
@@ -115,28 +115,3 @@ def _by_token_id(result: StepResult) -> F32:
     order = np.argsort(result.top_ids, axis=1)
     assert (np.diff(np.take_along_axis(result.top_ids, order, axis=1), axis=1) == 1).all()
     return np.take_along_axis(result.top_logprobs, order, axis=1)
-
-
-def _greedy_rows(positions: I32, num_logprobs: int) -> SamplingRows:
-    num = len(positions)
-
-    def reals(value: float) -> F32:
-        return np.full(num, value, np.float32)
-
-    def integers(value: int) -> I32:
-        return np.full(num, value, np.int32)
-
-    return SamplingRows(
-        temperature=reals(0),
-        top_k=integers(0),
-        top_p=reals(1),
-        min_p=reals(0),
-        repetition_penalty=reals(1),
-        frequency_penalty=reals(0),
-        presence_penalty=reals(0),
-        seeds=np.zeros(num, np.uint64),
-        positions=positions,
-        sample_idx=integers(0),
-        num_logprobs=integers(num_logprobs),
-        target_ids=integers(-1),
-    )
