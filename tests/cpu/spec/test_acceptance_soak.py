@@ -57,9 +57,12 @@ class Guesses:
         propose = DrafterProposer.propose
 
         def proposing(
-            self_: DrafterProposer, requests: Sequence[Request], *args: object
+            drafter: DrafterProposer,
+            requests: Sequence[Request],
+            depths: Sequence[int],
+            least_survival: float,
         ) -> list[Draft]:
-            drafts = propose(self_, requests, *args)
+            drafts = propose(drafter, requests, depths, least_survival)
             for request, draft in zip(requests, drafts, strict=True):
                 if draft.token_ids:
                     self._take(request, list(draft.token_ids))
@@ -114,7 +117,7 @@ def test_acceptance_does_not_drift(depth: str, monkeypatch: pytest.MonkeyPatch) 
     )
     guesses = Guesses(monkeypatch)
     ends = monotonic() + MINUTES * 60
-    rounds = []
+    rounds: list[tuple[list[int], ...]] = []
     while monotonic() < ends or len(rounds) < 3:
         rounds.append(accepted(engine, prompts, is_alone=depth == "auto"))
         assert not guesses.changed, f"round {len(rounds)}: {guesses.changed[0]}"
