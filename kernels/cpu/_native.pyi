@@ -54,6 +54,7 @@ class Program:
         out_begin: int,
         out: int,
         forms: int,
+        adds: bool,
     ) -> None: ...
     def rope_store_kv(
         self,

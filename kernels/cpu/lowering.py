@@ -6,17 +6,18 @@ Definitions:
             out (and quantised or rounded) for the linear kernels
     needs   the forms in which the readers of one write want it, up to the next write
 
-Three rules. An op leaves its rows at once in every form that their readers want, so that
+Four rules. An op leaves its rows at once in every form that their readers want, so that
 activations are quantised once, by the thread that has them in its cache. A linear whose only
-reader is an `act_mul` runs with it as one op. What follows the last write to the KV cache is
-computed only for the rows whose logits are wanted.
+reader is an `act_mul` runs with it as one op. One that only a norm reads, to add it to a residual,
+adds itself: then nobody changes what a norm reads, and threads can share its rows by columns. What
+follows the last write to the KV cache is computed only for the rows whose logits are wanted.
 
 Exercised by `pytest tests/cpu/native/test_replay.py`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -60,6 +61,45 @@ PLAIN_ONLY = (
 """Ops that write plain rows, which get further forms in an op of their own."""
 
 
+@dataclass(frozen=True, slots=True)
+class AddingLinear(ops.Linear):
+    """out += x @ W^T (+ bias)."""
+
+    name: ClassVar[str] = "adding_linear"
+
+    def reads(self) -> tuple[Buffer, ...]:
+        return (self.x, self.out)
+
+
+def readers(program: Program, index: int, buffer: Buffer) -> list[int]:
+    """The ops that read what op `index` writes into `buffer`."""
+    found = []
+    for later in range(index + 1, len(program.ops)):
+        op = program.ops[later]
+        if buffer in op.reads():
+            found.append(later)
+        if buffer in op.writes():
+            break
+    return found
+
+
+def with_additions(program: Program) -> Program:
+    """The same with linears that add to a residual, where an `rms_norm` right after them did."""
+    changed = list(program.ops)
+    for index, (op, norm) in enumerate(zip(program.ops, program.ops[1:], strict=False)):
+        if (
+            isinstance(op, ops.Linear)
+            and isinstance(norm, ops.RmsNorm)
+            and norm.residual is not None
+            and norm.x == op.out
+            and norm.residual not in (op.x, op.out, norm.out)
+            and readers(program, index, op.out) == [index + 1]
+        ):
+            changed[index] = AddingLinear(op.x, op.weight, norm.residual, op.bias)
+            changed[index + 1] = replace(norm, x=norm.residual, residual=None)
+    return replace(program, ops=changed)
+
+
 def weight_format(weight: Matrix, x: Buffer, *, wants_int8: bool) -> WeightFormat:
     """In float32 programs every product is float32; else integers, fp8, or bfloat16."""
     if x.dtype is DType.F32:
@@ -89,6 +129,7 @@ class Lowering:
     rope_tables: dict[ops.Rope, tuple[F32Array, F32Array]] = field(default_factory=dict)
 
     def run(self) -> None:
+        self.program = with_additions(self.program)
         fused = self._fusions()
         needs = [self._needs(index, fused) for index in range(len(self.program.ops))]
         self._add_buffers(needs, fused)
@@ -116,22 +157,11 @@ class Lowering:
     def _input_forms(self, op: ops.Op, buffer: Buffer) -> Form:
         if not isinstance(op, ops.Linear):
             return Form.PLAIN if buffer in op.reads() else Form(0)
-        forms = Form(0)
+        forms = Form.PLAIN if isinstance(op, AddingLinear) and op.out == buffer else Form(0)
         if op.x == buffer:
             for part in parts_of(self.weights[op.weight]):
                 forms |= INPUT_FORMS[weight_format(part, op.x, wants_int8=self.wants_int8)]
         return forms
-
-    def _readers(self, index: int, buffer: Buffer) -> list[int]:
-        """The ops that read what op `index` writes into `buffer`."""
-        readers = []
-        for later in range(index + 1, len(self.program.ops)):
-            op = self.program.ops[later]
-            if buffer in op.reads():
-                readers.append(later)
-            if buffer in op.writes():
-                break
-        return readers
 
     def _needs(self, index: int, fused: set[int]) -> dict[int, Form]:
         """The forms wanted of each buffer that op `index` writes, by buffer id."""
@@ -139,7 +169,7 @@ class Lowering:
         needs: dict[int, Form] = {}
         for buffer in op.writes():
             forms = Form.PLAIN if isinstance(op, ops.Tap | ops.Input) else Form(0)
-            for reader in self._readers(index, buffer):
+            for reader in readers(self.program, index, buffer):
                 forms |= self._input_forms(self.program.ops[reader], buffer)
             needs[buffer.buffer_id] = forms
         if index in fused:
@@ -159,7 +189,7 @@ class Lowering:
             and after.out != op.x
             and after.out.width % GROUP == 0
             and not isinstance(self.weights[op.weight], StackedWeight)
-            and self._readers(index, op.out) == [index + 1]
+            and readers(self.program, index, op.out) == [index + 1]
         }
 
     def _add_buffers(self, needs: list[dict[int, Form]], fused: set[int]) -> None:
@@ -183,7 +213,7 @@ class Lowering:
         """Whether the op itself can leave `buffer` in the forms wanted."""
         if not wanted & ~Form.PLAIN:
             return True
-        if isinstance(op, PLAIN_ONLY):
+        if isinstance(op, (*PLAIN_ONLY, AddingLinear)):
             return False
         if isinstance(op, ops.RmsNorm):
             return buffer != op.residual
@@ -252,6 +282,7 @@ class Lowering:
                 begin,
                 self._id(op.out),
                 forms[op.out.buffer_id],
+                isinstance(op, AddingLinear),
             )
             begin = end
 
@@ -270,6 +301,7 @@ class Lowering:
             0,
             self._id(act.out),
             forms,
+            False,
         )
 
     def _rope_store_kv(self, op: ops.RopeStoreKV, _: dict[int, Form]) -> None:
@@ -379,6 +411,7 @@ class Lowering:
         ops.Embed: _embed,
         ops.RmsNorm: _rms_norm,
         ops.Linear: _linear,
+        AddingLinear: _linear,
         ops.RopeStoreKV: _rope_store_kv,
         ops.PagedAttention: _paged_attention,
         ops.ActMul: _act_mul,

@@ -60,7 +60,7 @@ class BoundProgram {
   }
 
   void linear(int x, const Packed& weight, const std::optional<Vector<float>>& bias, int activation,
-              int out_begin, int out, unsigned forms) {
+              int out_begin, int out, unsigned forms, bool adds) {
     LinearOp op;
     op.x = buffer(x);
     op.weight = keep(weight);
@@ -74,6 +74,9 @@ class BoundProgram {
     const int written = op.activation == Activation::kNone ? op.weight.rows : op.weight.rows / 2;
     require(out_begin >= 0 && out_begin + written <= op.out.buffer->width,
             "linear: the outputs do not fit");
+    op.adds = adds;
+    require(!adds || (forms == kPlain && op.activation == Activation::kNone),
+            "linear: only plain products are added");
     program_.add(op);
   }
 

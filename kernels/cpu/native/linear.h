@@ -91,13 +91,21 @@ struct LinearTile {
     const int outputs = op.activation == Activation::kNone ? op.weight.rows : op.weight.rows / 2;
     const int left = outputs - tile * kTileCols;
     const int column = op.out_begin + tile * kTileCols;
-    if (op.out.forms == kPlain && left >= kTileCols) {
-      copy_out(values[0], block, height, column);
-      return;
-    }
     const int count = left < kTileCols ? left : kTileCols;
+    if (op.adds) return add_out(values[0], block, height, column, count);
+    if (op.out.forms == kPlain && count == kTileCols) return copy_out(values[0], block, height, column);
     for (int r = 0; r < height; ++r) {
       emit_at(op.out, {block, height, r}, column, values[0] + r * kTileCols, count);
+    }
+  }
+
+  HASTEN_INLINE void add_out(const float* values, int block, int height, int column,
+                             int count) const {
+    for (int r = 0; r < height; ++r, values += kTileCols) {
+      float* to = plain_row(*op.out.buffer, block + r) + column;
+      for_vectors(count, [&](int i, int lanes) {
+        store_upto(to + i, load_upto(to + i, lanes) + load(values + i), lanes);
+      });
     }
   }
 

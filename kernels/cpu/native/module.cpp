@@ -149,7 +149,7 @@ NB_MODULE(_native, m) {
       .def("rms_norm", &BoundProgram::rms_norm, "x"_a, "residual"_a, "weight"_a, "eps"_a, "out"_a,
            "forms"_a)
       .def("linear", &BoundProgram::linear, "x"_a, "weight"_a, "bias"_a.none(), "activation"_a,
-           "out_begin"_a, "out"_a, "forms"_a)
+           "out_begin"_a, "out"_a, "forms"_a, "adds"_a)
       .def("rope_store_kv", &BoundProgram::rope_store_kv, "qkv"_a, "group_id"_a, "layer_idx"_a,
            "num_heads"_a, "num_kv_heads"_a, "head_size"_a, "cos"_a, "sin"_a, "q_norm"_a.none(),
            "k_norm"_a.none(), "eps"_a, "k_scale"_a, "v_scale"_a, "is_bf16"_a)

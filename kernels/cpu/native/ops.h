@@ -116,13 +116,14 @@ struct RmsNormOp {
 };
 
 // With an activation, tile 2 i of the weight holds gates and tile 2 i + 1 the inputs they scale,
-// and out is act(gate) * input.
+// and out is act(gate) * input. Plain products may be added to what `out` holds.
 struct LinearOp {
   const Buffer* x = nullptr;
   PackedWeight weight;
   const float* bias = nullptr;  // [tiles * 32], or null
   Activation activation = Activation::kNone;
   int out_begin = 0;  // first column of `out` that this weight writes
+  bool adds = false;
   Output out;
 };
 
@@ -446,6 +447,18 @@ struct Share {
     if (begin >= last) return false;
     end = begin + grain < last ? begin + grain : last;
     return true;
+  }
+  // Whether threads share the columns of rows, as there are 2 to `most`, whose lines are the same.
+  bool has_few_rows(int most) const {
+    const int count = num_rows - first_row;
+    return num_threads > 1 && count > 1 && count <= most;
+  }
+  // This thread's fixed part of `width` columns, in groups.
+  void columns(int width, int& begin, int& end) const {
+    const int groups = round_up(width, kGroup) / kGroup;
+    begin = kGroup * stretch_begin(groups, thread, num_threads);
+    end = kGroup * stretch_begin(groups, thread + 1, num_threads);
+    if (end > width) end = width;
   }
   // This thread's fixed part of the rows.
   void rows(int& begin, int& end) const {

@@ -107,26 +107,64 @@ class KVWriter {
   const int token_;
 };
 
+class Roper {
+ public:
+  Roper(const RopeStoreOp& op, const Step& step)
+      : op_(op),
+        step_(step),
+        kv_(step.kv[op.group_id]),
+        slots_(step.groups[op.group_id].slot_mapping),
+        half_(op.rotary_dim / 2) {}
+
+  // Head `h` of row `t`, of queries.
+  HASTEN_INLINE void query(int t, int h) const { turn(head(t, h), t, op_.q_norm); }
+  // The same of keys, and of values.
+  HASTEN_INLINE void key_value(int t, int h, const KVWriter& writer) const {
+    float* key = head(t, op_.num_heads + h);
+    turn(key, t, op_.k_norm);
+    writer.write(h, key, key + op_.num_kv_heads * op_.head_size);
+  }
+  HASTEN_INLINE KVWriter writer(int t) const { return KVWriter(op_, kv_, slots_[t]); }
+
+ private:
+  HASTEN_INLINE float* head(int t, int h) const { return plain_row(*op_.qkv, t) + h * op_.head_size; }
+  HASTEN_INLINE void turn(float* head, int t, const float* norm) const {
+    if (norm != nullptr) normalize(head, norm, op_.head_size, op_.norm_eps, head);
+    const size_t at = static_cast<size_t>(step_.positions[t]) * static_cast<size_t>(half_);
+    rotate(head, op_.cos + at, op_.sin + at, half_);
+  }
+
+  const RopeStoreOp& op_;
+  const Step& step_;
+  const KVGroup& kv_;
+  const int32_t* slots_;
+  const int half_;
+};
+
+constexpr int kFewRotated = 32;
+
 inline void rope_store_kv(const RopeStoreOp& op, const Step& step, const Share& share) {
-  const KVGroup& kv = step.kv[op.group_id];
-  const int32_t* slots = step.groups[op.group_id].slot_mapping;
-  const int size = op.head_size, half = op.rotary_dim / 2;
+  const Roper roper(op, step);
+  if (share.has_few_rows(kFewRotated)) {
+    // By heads: neighbouring tokens of a head share lines of the cache. The longest tasks go first.
+    int task, end;
+    while (share.claim(op.num_kv_heads + op.num_heads, 1, task, end)) {
+      for (int t = share.first_row; t < share.num_rows; ++t) {
+        if (task < op.num_kv_heads) {
+          roper.key_value(t, task, roper.writer(t));
+        } else {
+          roper.query(t, task - op.num_kv_heads);
+        }
+      }
+    }
+    return;
+  }
   int begin, end;
   share.rows(begin, end);
   for (int t = begin; t < end; ++t) {
-    const float* cos = op.cos + static_cast<size_t>(step.positions[t]) * half;
-    const float* sin = op.sin + static_cast<size_t>(step.positions[t]) * half;
-    float* head = plain_row(*op.qkv, t);
-    for (int h = 0; h < op.num_heads; ++h, head += size) {
-      if (op.q_norm != nullptr) normalize(head, op.q_norm, size, op.norm_eps, head);
-      rotate(head, cos, sin, half);
-    }
-    const KVWriter writer(op, kv, slots[t]);
-    for (int h = 0; h < op.num_kv_heads; ++h, head += size) {
-      if (op.k_norm != nullptr) normalize(head, op.k_norm, size, op.norm_eps, head);
-      rotate(head, cos, sin, half);
-      writer.write(h, head, head + op.num_kv_heads * size);
-    }
+    for (int h = 0; h < op.num_heads; ++h) roper.query(t, h);
+    const KVWriter writer = roper.writer(t);
+    for (int h = 0; h < op.num_kv_heads; ++h) roper.key_value(t, h, writer);
   }
 }
 

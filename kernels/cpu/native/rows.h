@@ -2,36 +2,6 @@
 
 namespace hasten::HASTEN_ISA {
 
-// The last, incomplete vector of a row: `count` values, then zeros.
-HASTEN_INLINE F16x load_part(const float* p, int count) {
-  alignas(64) float t[kLanes] = {};
-  std::memcpy(t, p, sizeof(float) * static_cast<size_t>(count));
-  return load(t);
-}
-HASTEN_INLINE void store_part(float* p, F16x a, int count) {
-  alignas(64) float t[kLanes];
-  store(t, a);
-  std::memcpy(p, t, sizeof(float) * static_cast<size_t>(count));
-}
-
-// f(i, count) for every vector of a row: count is 16 but for the last one.
-template <class F>
-HASTEN_INLINE void for_vectors(int width, F&& f) {
-  int i = 0;
-  for (; i + kLanes <= width; i += kLanes) f(i, kLanes);
-  if (i < width) f(i, width - i);
-}
-HASTEN_INLINE F16x load_upto(const float* p, int count) {
-  return count == kLanes ? load(p) : load_part(p, count);
-}
-HASTEN_INLINE void store_upto(float* p, F16x a, int count) {
-  if (count == kLanes) {
-    store(p, a);
-  } else {
-    store_part(p, a, count);
-  }
-}
-
 // Input `k` of output row `lane` of a tile, dequantised.
 template <bool kScalesF16>
 HASTEN_INLINE float scale_at(const uint8_t* p, int lane) {
@@ -108,14 +78,38 @@ HASTEN_INLINE float mean_square(const float* x, int width) {
   return reduce_add(sum) / static_cast<float>(width);
 }
 
-HASTEN_INLINE void normalize(const float* x, const float* weight, int width, float eps, float* y) {
-  const F16x inverse = splat(1.0f / __builtin_sqrtf(mean_square(x, width) + eps));
+HASTEN_INLINE void scale_columns(const float* x, const float* weight, int width, float scale,
+                                 float* y) {
   for_vectors(width, [&](int i, int count) {
-    store_upto(y + i, load_upto(x + i, count) * inverse * load_upto(weight + i, count), count);
+    store_upto(y + i, load_upto(x + i, count) * splat(scale) * load_upto(weight + i, count), count);
   });
 }
 
+HASTEN_INLINE float inverse_norm(const float* x, int width, float eps) {
+  return 1.0f / __builtin_sqrtf(mean_square(x, width) + eps);
+}
+
+HASTEN_INLINE void normalize(const float* x, const float* weight, int width, float eps, float* y) {
+  scale_columns(x, weight, width, inverse_norm(x, width, eps), y);
+}
+
+// Few rows: every thread computes all norms, and leaves its columns. If threads shared the rows, they
+// would write the same lines of the laid-out forms, where words of neighbouring rows lie together.
+inline void rms_norm_by_columns(const RmsNormOp& op, const Share& share) {
+  auto* normed = reinterpret_cast<float*>(share.scratch);
+  const int width = op.x->width;
+  int begin, end;
+  share.columns(width, begin, end);
+  for (int t = share.first_row; t < share.num_rows; ++t) {
+    const float* x = plain_row(*op.x, t);
+    const float inverse = inverse_norm(x, width, op.eps);
+    scale_columns(x + begin, op.weight + begin, end - begin, inverse, normed);
+    emit(op.out, t, share.num_rows, begin, normed, end - begin);
+  }
+}
+
 inline void rms_norm(const RmsNormOp& op, const Step&, const Share& share) {
+  if (op.residual == nullptr && share.has_few_rows(kTallTile)) return rms_norm_by_columns(op, share);
   auto* normed = reinterpret_cast<float*>(share.scratch);
   const int width = op.x->width;
   int begin, end;

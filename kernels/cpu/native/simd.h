@@ -8,13 +8,30 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512F__) || defined(__AVX2__)
+#if defined(__SSE__)
 #include <immintrin.h>
 #endif
 
 namespace hasten::HASTEN_ISA {
 
 #define HASTEN_INLINE inline __attribute__((always_inline))
+
+// While it lives, denormal numbers are zero, as operands and as results: a processor takes a hundred
+// times as long over each. Elsewhere than on x86 they stay.
+class NoDenormals {
+ public:
+  NoDenormals(const NoDenormals&) = delete;
+  NoDenormals& operator=(const NoDenormals&) = delete;
+#if defined(__SSE__)
+  NoDenormals() : control_(_mm_getcsr()) { _mm_setcsr(control_ | 0x8040); }
+  ~NoDenormals() { _mm_setcsr(control_); }
+
+ private:
+  unsigned control_;
+#else
+  NoDenormals() {}
+#endif
+};
 
 constexpr int kLanes = 16;
 constexpr int kUnpackRows = 12;  // from more rows on, int4 weights are unpacked first (unpacked.h)
@@ -435,6 +452,36 @@ HASTEN_INLINE F16x tanh(F16x x) {
   const F16x limited = min(splat(15.0f), max(splat(-15.0f), x));
   const F16x e = exp(limited + limited);
   return (e - splat(1.0f)) / (e + splat(1.0f));
+}
+
+// The last, incomplete vector of a row: `count` values, then zeros.
+HASTEN_INLINE F16x load_part(const float* p, int count) {
+  alignas(64) float t[kLanes] = {};
+  std::memcpy(t, p, sizeof(float) * static_cast<size_t>(count));
+  return load(t);
+}
+HASTEN_INLINE void store_part(float* p, F16x a, int count) {
+  alignas(64) float t[kLanes];
+  store(t, a);
+  std::memcpy(p, t, sizeof(float) * static_cast<size_t>(count));
+}
+
+// f(i, count) for every vector of a row: count is 16 but for the last one.
+template <class F>
+HASTEN_INLINE void for_vectors(int width, F&& f) {
+  int i = 0;
+  for (; i + kLanes <= width; i += kLanes) f(i, kLanes);
+  if (i < width) f(i, width - i);
+}
+HASTEN_INLINE F16x load_upto(const float* p, int count) {
+  return count == kLanes ? load(p) : load_part(p, count);
+}
+HASTEN_INLINE void store_upto(float* p, F16x a, int count) {
+  if (count == kLanes) {
+    store(p, a);
+  } else {
+    store_part(p, a, count);
+  }
 }
 
 }  // namespace hasten::HASTEN_ISA
