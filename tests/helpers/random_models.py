@@ -16,12 +16,15 @@ from hasten.kernels.ops import Rope
 from hasten.kernels.program import WeightName
 from hasten.kernels.weights import DenseWeight, Weight
 
-HEAD_SIZE = 16
-ROPE = Rope(tuple(float(10_000.0 ** (-2 * i / HEAD_SIZE)) for i in range(HEAD_SIZE // 2)))
+HEAD_SIZE = 32  # what a matrix unit takes
 
 
 def tiny_config(
-    vocab_size: int = 96, windows: tuple[int | None, ...] = (None, None), *, qk_norm: bool = False
+    vocab_size: int = 96,
+    windows: tuple[int | None, ...] = (None, None),
+    *,
+    qk_norm: bool = False,
+    head_size: int = HEAD_SIZE,
 ) -> DecoderConfig:
     """Two layers or so, 64 wide, four heads over two KV heads."""
     return DecoderConfig(
@@ -32,10 +35,10 @@ def tiny_config(
         num_layers=len(windows),
         num_heads=4,
         num_kv_heads=2,
-        head_size=HEAD_SIZE,
+        head_size=head_size,
         max_position_embeddings=512,
         rms_norm_eps=1e-5,
-        rope=ROPE,
+        rope=Rope(tuple(float(10_000.0 ** (-2 * i / head_size)) for i in range(head_size // 2))),
         windows=windows,
         qk_norm=qk_norm,
     )

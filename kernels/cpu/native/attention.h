@@ -1,147 +1,12 @@
 // paged_attention: every query against the cached keys and values of its request.
 //
 // Rows that share a KV head (the tokens of a task times the heads of the group) go together in
-// register tiles of kQueryTile. Keys are walked in splits of kSplitLen from position 0; a split's
-// softmax is complete in itself (maximum, sum, weighted values) and splits are merged from first to
-// last. That order depends on positions alone, so prefill, chunk, decode and verify agree in bits,
-// and splits may also run in parallel: whoever finishes a row's last one merges them.
+// tiles (query_tiles.h). Keys are walked in splits of kSplitLen from position 0; a split's softmax is
+// complete in itself (maximum, sum, weighted values) and splits are merged from first to last. That
+// order depends on positions alone, so prefill, chunk, decode and verify agree in bits, and splits may
+// also run in parallel: whoever finishes a row's last one merges them.
 
 namespace hasten::HASTEN_ISA {
-
-constexpr float kNoKey = -1e30f;  // the maximum of a row without keys; e^(-inf - kNoKey) is 0
-
-// A split's result for one row, or several splits merged: softmax numerators relative to `max`.
-struct RowState {
-  float* max;   // [rows]
-  float* sum;   // [rows]
-  float* acc;   // [rows, head_size]
-};
-
-// Scores of R rows with `N` adjacent tiles of 16 keys.
-template <class KV, int R, int N>
-HASTEN_INLINE void score_tiles(const uint32_t* q, int words, const uint8_t* const* k,
-                               F16x (&s)[R][N]) {
-  for (int r = 0; r < R; ++r)
-    for (int n = 0; n < N; ++n) s[r][n] = zero();
-  for (int d = 0; d < words; ++d) {
-    I16x key[N];
-#pragma GCC unroll 4
-    for (int n = 0; n < N; ++n) key[n] = iload(k[n] + 64 * d);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const uint32_t word = q[r * words + d];
-#pragma GCC unroll 4
-      for (int n = 0; n < N; ++n) s[r][n] = KV::dot(s[r][n], key[n], word);
-    }
-  }
-}
-
-// The first and last key (positions) that each row of a tile may read.
-struct RowLimits {
-  int first[kQueryTile];
-  int last[kQueryTile];
-  int max_first;
-  int min_last;
-};
-
-template <class KV, int R>
-struct RowTile {
-  const AttentionOp& op;
-  const uint32_t* q;  // [R, words]
-  int words;
-  int head_size;
-  const RowLimits& limits;
-  float (*scores)[kSplitLen];   // [R]
-  uint32_t (*probs)[kSplitLen];  // [R] words
-
-  HASTEN_INLINE F16x finish_score(F16x s, F16x scale) const {
-    s = s * scale;
-    if (op.softcap > 0.0f) s = splat(op.softcap) * tanh(s / splat(op.softcap));
-    return s;
-  }
-
-  HASTEN_INLINE F16x mask(F16x s, int r, int position) const {
-    const F16x none = splat(-__builtin_inff());
-    const I16x keys = isplat(position) + lane_ids();
-    s = select_less(keys, isplat(limits.last[r] + 1), s, none);
-    return select_less(keys, isplat(limits.first[r]), none, s);
-  }
-
-  template <int N>
-  HASTEN_INLINE void score(const SplitKeys& keys, int tile, F16x (&top)[R]) const {
-    F16x s[R][N];
-    score_tiles<KV, R, N>(q, words, keys.k + tile, s);
-    const int position = keys.origin + tile * kKVTile;
-    const bool all_valid =
-        position >= limits.max_first && position + N * kKVTile - 1 <= limits.min_last;
-    F16x scale[N];
-    for (int n = 0; n < N; ++n) {
-      scale[n] = splat(op.scale);
-      if (keys.k_scales) scale[n] = scale[n] * load(keys.k_scales + (tile + n) * kKVTile);
-    }
-    for (int r = 0; r < R; ++r) {
-      for (int n = 0; n < N; ++n) {
-        F16x value = finish_score(s[r][n], scale[n]);
-        if (!all_valid) value = mask(value, r, position + n * kKVTile);
-        top[r] = max(top[r], value);
-        store(scores[r] + (tile + n) * kKVTile, value);
-      }
-    }
-  }
-
-  template <int N>
-  HASTEN_INLINE void weigh(const SplitKeys& keys, int dim, float* acc) const {
-    F16x sum[R][N];
-    for (int r = 0; r < R; ++r)
-      for (int n = 0; n < N; ++n) sum[r][n] = zero();
-    const int begin = keys.begin / KV::kPack, end = (keys.end + KV::kPack - 1) / KV::kPack;
-    for (int w = begin; w < end; ++w) {
-      const int per_tile = kKVTile / KV::kPack;
-      const uint8_t* v = keys.v[w / per_tile] + 4 * (w % per_tile * head_size + dim);
-      I16x value[N];
-#pragma GCC unroll 4
-      for (int n = 0; n < N; ++n) value[n] = iload(v + 64 * n);
-      if (KV::kPack == 2 && (2 * w < keys.begin || 2 * w + 1 >= keys.end)) {
-        // The other token of this pair is none of the request's: it may hold anything, NaN too.
-        const I16x keep = isplat(static_cast<int32_t>(2 * w < keys.begin ? 0xFFFF0000u : 0xFFFFu));
-        for (int n = 0; n < N; ++n) value[n] = value[n] & keep;
-      }
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-        for (int n = 0; n < N; ++n) sum[r][n] = KV::dot(sum[r][n], value[n], probs[r][w]);
-      }
-    }
-    for (int r = 0; r < R; ++r)
-      for (int n = 0; n < N; ++n) store(acc + r * head_size + dim + n * kLanes, sum[r][n]);
-  }
-
-  void run(const SplitKeys& keys, const RowState& to) const {
-    const int first = keys.begin / kKVTile;
-    const int last = (keys.end + kKVTile - 1) / kKVTile;
-    F16x top[R];
-    for (int r = 0; r < R; ++r) top[r] = splat(kNoKey);
-    int tile = first;
-    for (; tile + 2 <= last; tile += 2) score<2>(keys, tile, top);
-    if (tile < last) score<1>(keys, tile, top);
-    for (int r = 0; r < R; ++r) {
-      const float largest = reduce_max(top[r]);
-      const F16x shift = splat(largest);
-      F16x sum = zero();
-      for (int t = first; t < last; ++t) {
-        F16x p = exp(load(scores[r] + t * kKVTile) - shift);
-        sum = sum + p;
-        if (keys.v_scales) p = p * load(keys.v_scales + t * kKVTile);
-        KV::store_words(probs[r] + t * kKVTile / KV::kPack, p);
-      }
-      to.max[r] = largest;
-      to.sum[r] = reduce_add(sum);
-    }
-    int dim = 0;
-    for (; dim + 4 * kLanes <= head_size; dim += 4 * kLanes) weigh<4>(keys, dim, to.acc);
-    for (; dim < head_size; dim += kLanes) weigh<1>(keys, dim, to.acc);
-  }
-};
 
 HASTEN_INLINE float exp_scalar(float x) {
   alignas(64) float t[kLanes];
@@ -172,8 +37,10 @@ inline void merge(const RowState& into, const RowState& from, int rows, int head
 }
 
 // One task on one KV head.
-template <class KV>
+template <class Tile>
 class HeadTask {
+  using KV = typename Tile::KV;
+
  public:
   HeadTask(const AttentionOp& op, const Step& step, const Share& share, const AttentionTask& task,
            int kv_head)
@@ -190,9 +57,9 @@ class HeadTask {
     uint8_t* free = share.scratch;
     queries_ = take<uint32_t>(free, static_cast<size_t>(rows_) * words_);
     merged_ = take_state(free, rows_);
-    current_ = take_state(free, kQueryTile);
-    scores_ = take<float[kSplitLen]>(free, kQueryTile);
-    probs_ = take<uint32_t[kSplitLen]>(free, kQueryTile);
+    current_ = take_state(free, Tile::kRows);
+    scores_ = take<float[kSplitLen]>(free, Tile::kRows);
+    probs_ = take<uint32_t[kSplitLen]>(free, Tile::kRows);
     if (!kv_.is_direct()) staged_ = StagedSplit<KV>(kv_, free);
   }
 
@@ -303,25 +170,17 @@ class HeadTask {
   void run_split(int split, const RowState* via) {
     SplitKeys keys = split_keys(split);
     const int end = keys.end;
-    for (int row = 0; row < rows_; row += kQueryTile) {
-      const int count = rows_ - row < kQueryTile ? rows_ - row : kQueryTile;
+    for (int row = 0; row < rows_; row += Tile::kRows) {
+      const int count = rows_ - row < Tile::kRows ? rows_ - row : Tile::kRows;
       const RowLimits limits = limits_of(row, count);
       const int last = limits.last[count - 1] - keys.origin + 1;
       keys.end = last < end ? last : end;
       if (via && keys.end <= keys.begin) continue;
       const RowState own = at(merged_, row, head_size_);
-      run_tile<kQueryTile>(count, keys, limits, queries_ + row * words_, via ? *via : own);
+      const ScoredRows<KV> rows{op_, queries_ + row * words_, words_, head_size_, limits, scores_, probs_};
+      Tile::run(rows, count, keys, via ? *via : own);
       if (via) merge(own, *via, count, head_size_);
     }
-  }
-
-  template <int R>
-  void run_tile(int count, const SplitKeys& keys, const RowLimits& limits, const uint32_t* q,
-                const RowState& to) {
-    if constexpr (R > 1) {
-      if (count < R) return run_tile<R - 1>(count, keys, limits, q, to);
-    }
-    RowTile<KV, R>{op_, q, words_, head_size_, limits, scores_, probs_}.run(keys, to);
   }
 
   void write_out(const RowState& state) const {
@@ -363,7 +222,7 @@ class HeadTask {
 };
 
 // Few short tasks: the splits of a task run in parallel, and the last to finish merges them.
-template <class KV>
+template <class Tile>
 void attention_by_splits(const AttentionOp& op, const Step& step, const Share& share) {
   const int heads = op.num_kv_heads, head_size = step.kv[op.group_id].head_size;
   const int most = step.max_splits;
@@ -373,10 +232,10 @@ void attention_by_splits(const AttentionOp& op, const Step& step, const Share& s
     const int split = unit % most, which = unit / most;
     const AttentionTask& task = step.attention_tasks[which / heads];
     if (task.token_end <= share.first_row) continue;
-    const int first = HeadTask<KV>::first_split(op, step, task);
-    const int num_splits = HeadTask<KV>::splits(task);
+    const int first = HeadTask<Tile>::first_split(op, step, task);
+    const int num_splits = HeadTask<Tile>::splits(task);
     if (split < first || split >= num_splits) continue;
-    HeadTask<KV> job(op, step, share, task, which % heads);
+    HeadTask<Tile> job(op, step, share, task, which % heads);
     const auto part_of = [&](int s) {
       const size_t rows = static_cast<size_t>(step.max_task_tokens) * (op.num_heads / heads);
       float* base = step.partials + (static_cast<size_t>(which) * most + s) * rows * (head_size + 2);
@@ -391,9 +250,9 @@ void attention_by_splits(const AttentionOp& op, const Step& step, const Share& s
   }
 }
 
-template <class KV>
+template <class Tile>
 void attention(const AttentionOp& op, const Step& step, const Share& share) {
-  if (step.splits_in_parallel) return attention_by_splits<KV>(op, step, share);
+  if (step.splits_in_parallel) return attention_by_splits<Tile>(op, step, share);
   // Later tasks of a prompt read more keys: the longest go first, so that threads end together.
   const int count = step.num_attention_tasks * op.num_kv_heads;
   int unit, end;
@@ -401,17 +260,23 @@ void attention(const AttentionOp& op, const Step& step, const Share& share) {
     const int which = count - 1 - unit;
     const AttentionTask& task = step.attention_tasks[which / op.num_kv_heads];
     if (task.token_end <= share.first_row) continue;
-    HeadTask<KV>(op, step, share, task, which % op.num_kv_heads).run_all();
+    HeadTask<Tile>(op, step, share, task, which % op.num_kv_heads).run_all();
   }
 }
 
 inline void paged_attention(const AttentionOp& op, const Step& step, const Share& share) {
+  const NoDenormals zeros;  // keys that a row may not read have e^-160
   const KVType type = step.kv[op.group_id].type;
-  if (type == KVType::kBf16 || (type == KVType::kFp8 && !op.is_exact)) {
-    attention<KvBf16>(op, step, share);
-  } else {
-    attention<KvF32>(op, step, share);
+  if (type == KVType::kF32 || (type == KVType::kFp8 && op.is_exact)) {
+    return attention<VectorTile<KvF32>>(op, step, share);
   }
+#if defined(HASTEN_MATRIX_UNIT)
+  if (MatrixTile::takes(step.kv[op.group_id].head_size)) {
+    const MatrixUse use;
+    return attention<MatrixTile>(op, step, share);
+  }
+#endif
+  attention<VectorTile<KvBf16>>(op, step, share);
 }
 
 }  // namespace hasten::HASTEN_ISA

@@ -15,6 +15,19 @@ struct SplitKeys {
   // Of an fp8 cache, by position; null where keys and values are themselves.
   const float* k_scales;
   const float* v_scales;
+
+  HASTEN_INLINE int first_tile() const { return begin / kKVTile; }
+  HASTEN_INLINE int end_tile() const { return (end + kKVTile - 1) / kKVTile; }
+  // Word `w` of values, of `kPack` tokens; zero for what is another request's, which may be anything,
+  // NaN too.
+  template <int kPack>
+  HASTEN_INLINE I16x keep_own(int w, I16x value) const {
+    const int first = kPack * w, last = first + kPack - 1;
+    if (first >= begin && last < end) return value;
+    uint32_t mask = first >= begin && first < end ? 0xFFFFu : 0u;
+    if (last >= begin && last < end) mask |= 0xFFFF0000u;
+    return value & isplat(static_cast<int32_t>(mask));
+  }
 };
 
 HASTEN_INLINE void store_lanes(uint32_t* to, I16x a, int lanes) {

@@ -1,6 +1,11 @@
 #include "program.h"
 
 #include <sys/mman.h>
+#if defined(HASTEN_AMX)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include <algorithm>
 #include <cstring>
@@ -21,6 +26,11 @@ namespace avx512 {
 extern const KernelTable kTable;
 }
 #endif
+#if defined(HASTEN_AMX)
+namespace amx {
+extern const KernelTable kTable;
+}
+#endif
 
 namespace {
 
@@ -37,6 +47,22 @@ struct NamedTable {
   bool is_runnable;
 };
 
+#if defined(HASTEN_AMX)
+// Whether the processor has the matrix unit and the system lets this process use it: its registers
+// are large, so Linux wants to be asked (Documentation/arch/x86/xstate.rst).
+bool has_amx() {
+  constexpr long kRequest = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr long kTileData = 18;
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kAmxBf16) == 0 || (d & kAmxTile) == 0) {
+    return false;
+  }
+  static const bool is_permitted = syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+  return is_permitted;
+}
+#endif
+
 std::vector<NamedTable> tables() {
   std::vector<NamedTable> known;
 #if defined(HASTEN_X86)
@@ -48,6 +74,9 @@ std::vector<NamedTable> tables() {
                           __builtin_cpu_supports("avx512bf16");
   const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                         __builtin_cpu_supports("f16c");
+#if defined(HASTEN_AMX)
+  known.push_back({&amx::kTable, has_avx512 && has_amx()});
+#endif
   known.push_back({&avx512::kTable, has_avx512});
   known.push_back({&avx2::kTable, has_avx2});
 #endif

@@ -16,14 +16,14 @@ from hasten.kernels.dtypes import DType
 from hasten.kernels.ops import Activation, Rope
 
 from tests.cpu.engine.test_one_request_one_text import Workload, check_one_text
-from tests.helpers.random_models import ROPE, random_model, tiny_config
+from tests.helpers.random_models import random_model, tiny_config
 from tests.helpers.workbench import Workbench
 
 PLAIN = tiny_config()
 FEATURES: dict[str, DecoderConfig] = {
     "window groups": replace(
         tiny_config(windows=(24, None, 24)),
-        window_rope=Rope(tuple(freq * 3 for freq in ROPE.inv_freq)),
+        window_rope=Rope(tuple(freq * 3 for freq in PLAIN.rope.inv_freq)),
     ),
     "soft caps": replace(PLAIN, attention_softcap=3.0, logit_softcap=4.0),
     "experts": replace(PLAIN, experts=Experts(6, 2, 48, renormalize=True)),
@@ -36,7 +36,7 @@ FEATURES: dict[str, DecoderConfig] = {
     "norms after": replace(PLAIN, norms=NormPlacement.AFTER, joint_qk_norm=True),
     "multipliers": replace(PLAIN, residual_multiplier=0.7, logit_scale=2.0, attention_scale=0.3),
     "unrotated layers": replace(
-        PLAIN, unrotated_layers=frozenset({1}), rope=Rope(ROPE.inv_freq[:6], scale=1.2)
+        PLAIN, unrotated_layers=frozenset({1}), rope=Rope(PLAIN.rope.inv_freq[:6], scale=1.2)
     ),
 }
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from hasten.kernels.cpu import CpuBackend, why_unavailable
 
-ISAS = ("avx512", "avx2", "portable")
+ISAS = ("amx", "avx512", "avx2", "portable")
 
 
 @pytest.fixture(scope="session", params=ISAS)

@@ -67,10 +67,14 @@ def test_bits_do_not_depend_on_threads_or_chunks(
         np.testing.assert_array_equal(got, whole, err_msg=f"{threads} threads, chunks of {chunk}")
 
 
-def test_windowed_layers_agree_in_bits(isa: str) -> None:
-    model = random_model(tiny_config(VOCAB, windows=(None, 40), qk_norm=True))
+@pytest.mark.parametrize("head_size", [16, 32, 64, 96])
+def test_windowed_layers_agree_in_bits(isa: str, head_size: int) -> None:
+    """Whether a tile of queries is high enough for a matrix unit, or its last rows are few."""
+    model = random_model(tiny_config(VOCAB, (None, 40), qk_norm=True, head_size=head_size))
     whole = score(bind(CpuBackend(2, isa=isa), model), PROMPT, 600, groups=2)
-    np.testing.assert_array_equal(score(bind(CpuBackend(2, isa=isa), model), PROMPT, 33, 2), whole)
+    for chunk in (33, 2, 1):
+        got = score(bind(CpuBackend(2, isa=isa), model), PROMPT, chunk, groups=2)
+        np.testing.assert_array_equal(got, whole, err_msg=f"chunks of {chunk}")
 
 
 def test_instruction_sets_agree_but_for_rounding(
