@@ -109,7 +109,8 @@ inline void rms_norm_by_columns(const RmsNormOp& op, const Share& share) {
 }
 
 inline void rms_norm(const RmsNormOp& op, const Step&, const Share& share) {
-  if (op.residual == nullptr && share.has_few_rows(kTallTile)) return rms_norm_by_columns(op, share);
+  const bool changes_x = op.residual != nullptr || op.out.buffer == op.x;
+  if (!changes_x && share.has_few_rows(kTallTile)) return rms_norm_by_columns(op, share);
   auto* normed = reinterpret_cast<float*>(share.scratch);
   const int width = op.x->width;
   int begin, end;
