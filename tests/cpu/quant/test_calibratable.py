@@ -64,7 +64,7 @@ def test_observers_see_every_input_of_every_group() -> None:
     rows = {name: np.concatenate(parts) for name, parts in seen.items()}
     assert {name: x.shape for name, x in rows.items()} == {
         "qkv": (IDS.size, 64),
-        "o": (IDS.size, 64),
+        "o": (IDS.size, 128),
         "gate_up": (IDS.size, 64),
         "down": (IDS.size, 96),
     }

@@ -10,10 +10,10 @@ from hasten.kernels.program import KVGroupSpec
 
 from tests.helpers.random_models import random_model, tiny_config
 
-QKV, OUT, GATE_UP, DOWN = 128 * 64, 64 * 64, 192 * 64, 64 * 96
+QKV, OUT, GATE_UP, DOWN = 256 * 64, 64 * 128, 192 * 64, 64 * 96
 TAIL = OUT + GATE_UP + DOWN
 HEAD = 96 * 64
-PER_PAIR = 2 * 4 * 16
+PER_PAIR = 2 * 4 * 32
 """Multiply-adds of one layer's heads for one query and one key."""
 WINDOW = 4
 
