@@ -100,7 +100,7 @@ sanitize: install  ## the native kernels under address, undefined and thread san
 	$(call sanitized,tsan,thread)
 	LD_PRELOAD="$(call runtime,libtsan.so)" \
 		$(BIN)/python -m tests.helpers.with_native build/tsan tests/cpu/native/test_replay.py -s \
-		-k "avx512 and not torch"
+		-k "(amx or avx512) and not torch"
 
 kernels: install  ## compile every Triton kernel without a GPU, judge its machine code (docs/kernels.md)
 	$(BIN)/python -m hasten.kernels.triton.check
