@@ -56,9 +56,13 @@ class Oracle:
             self.free_named.pop(0)
         self.held[request_id].append(None)
 
-    def publish(self, request_id: str, tokens: list[int], num_computed: int) -> None:
+    def publish(self, request_id: str, tokens: list[int], begin: int, end: int) -> None:
+        """Name the blocks that tokens [begin, end) complete, where no other has their name then.
+
+        A block that got none stays without, even once the other is forgotten.
+        """
         held = self.held[request_id]
-        for idx in range(num_computed // SIZE):
+        for idx in range(begin // SIZE, end // SIZE):
             name = tuple(tokens[: (idx + 1) * SIZE])
             if held[idx] is None and name not in self.holders and name not in self.free_named:
                 held[idx] = name
@@ -125,9 +129,9 @@ class BlockMachine(RuleBasedStateMachine):
             return
         while len(self.oracle.held[request.request_id]) * SIZE < end:
             self.oracle.take(request.request_id)
-        request.num_computed_tokens = end
+        begin, request.num_computed_tokens = request.num_computed_tokens, end
         self.blocks.publish(request)
-        self.oracle.publish(request.request_id, request.token_ids, end)
+        self.oracle.publish(request.request_id, request.token_ids, begin, end)
         if end == request.num_tokens < MAX_LEN:
             request.token_ids.append(data.draw(st.integers(0, 1)))
 
