@@ -54,7 +54,7 @@ quick: install
 test: install  ## all tests
 	$(BIN)/pytest
 
-soak: install  ## 200 starts, a burst of 1000 clients, an hour of clients, half one of drafts
+soak: install  ## 200 starts, a burst of 1000 clients, an hour of clients, one of drafts
 	HASTEN_SOAK_STARTS=200 $(BIN)/pytest tests/server/test_starts.py
 	HASTEN_SOAK_CLIENTS=1000 $(BIN)/pytest tests/server/test_bursts.py
 	HASTEN_SOAK_MINUTES=60 $(BIN)/pytest tests/server/test_soak.py

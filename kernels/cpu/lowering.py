@@ -49,17 +49,6 @@ F32Array = npt.NDArray[np.float32]
 ACTIVATIONS = {ops.Activation.SILU: 1, ops.Activation.GELU_TANH: 2}
 """As `Activation` in native/ops.h, 0 being none."""
 
-PLAIN_ONLY = (
-    ops.RopeStoreKV,
-    ops.NormColumns,
-    ops.Input,
-    ops.AddScaled,
-    ops.Route,
-    ops.GroupedLinear,
-    ops.ScaleLogits,
-)
-"""Ops that write plain rows, which get further forms in an op of their own."""
-
 
 @dataclass(frozen=True, slots=True)
 class AddingLinear(ops.Linear):
@@ -69,6 +58,19 @@ class AddingLinear(ops.Linear):
 
     def reads(self) -> tuple[Buffer, ...]:
         return (self.x, self.out)
+
+
+PLAIN_ONLY = (
+    ops.RopeStoreKV,
+    ops.NormColumns,
+    ops.Input,
+    ops.AddScaled,
+    ops.Route,
+    ops.GroupedLinear,
+    ops.ScaleLogits,
+    AddingLinear,
+)
+"""Ops that write plain rows, which get further forms in an op of their own."""
 
 
 def readers(program: Program, index: int, buffer: Buffer) -> list[int]:
@@ -213,7 +215,7 @@ class Lowering:
         """Whether the op itself can leave `buffer` in the forms wanted."""
         if not wanted & ~Form.PLAIN:
             return True
-        if isinstance(op, (*PLAIN_ONLY, AddingLinear)):
+        if isinstance(op, PLAIN_ONLY):
             return False
         if isinstance(op, ops.RmsNorm):
             return buffer != op.residual
