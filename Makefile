@@ -16,7 +16,7 @@ help:  ## this list
 install: $(VENV)/.installed  ## a virtual environment with the package, its tests and the model
 
 $(VENV)/.installed: pyproject.toml constraints.txt CMakeLists.txt api/grpc/hasten.proto \
-		$(wildcard kernels/cpu/native/*)
+		$(wildcard kernels/cpu/native/* spec/native/*)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Hasten needs Python 3.11 or newer")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch

@@ -20,11 +20,22 @@ from hasten.spec.proposer import NO_DRAFT, Draft
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hasten.spec.text_index import Match
+    from hasten.spec.text_index import Match, TextIndex
 
 WORTH = (0.0, 0.2, 0.5, 0.65, 0.68, 0.74, 0.78, 0.81, 0.84, 0.86, 0.88, 0.89, 0.9, 0.91, 0.92, 0.93)
 """How often the token after a context of so many equal tokens is the same too."""
 WORTH_OF_LONGER = 0.95
+
+
+def draft_after(
+    index: TextIndex, text_id: int, depth: int, older: TextIndex | None = None
+) -> Draft:
+    """At most `depth` guesses of how a text of `index` goes on, by this index and an older one."""
+    text = index.tokens(text_id)
+    matches = index.matches(text)
+    if older is not None:
+        matches += older.matches(text)
+    return draft_from(matches, text, depth)
 
 
 def draft_from(matches: Sequence[Match], text: Sequence[int], depth: int) -> Draft:

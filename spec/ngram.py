@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hasten.spec.drafting import draft_from
+from hasten.spec.compiled import TextIndex, draft_after
 from hasten.spec.proposer import NO_DRAFT, Draft
-from hasten.spec.text_index import TextIndex
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,4 +41,4 @@ class NgramProposer:
             index.add(request.token_ids)
         else:
             index.extend(0)
-        return draft_from(index.matches(request.token_ids), request.token_ids, depth)
+        return draft_after(index, 0, depth)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from hasten.spec.acceptance import AcceptanceHistory
+from hasten.spec.compiled import AcceptanceHistory
 from hasten.spec.depth import EXPLORE_EVERY
 from hasten.spec.proposer import NO_DRAFT, Draft
 from hasten.spec.turn import NO_GUESS, Guess, Turn, worth_of

@@ -19,15 +19,14 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hasten.spec.drafting import draft_from
+from hasten.spec.compiled import TextIndex, draft_after
 from hasten.spec.proposer import NO_DRAFT, Draft
-from hasten.spec.text_index import CHAINED_LEN, TextIndex
+from hasten.spec.text_index import CHAINED_LEN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hasten.core.request import Request, RequestId
-    from hasten.spec.text_index import Match
 
 MAX_TOKENS = 1 << 18
 """Tokens that all pools together index, about 200 bytes each."""
@@ -69,9 +68,11 @@ class _Pool:
         text_id = self.young.add(tokens, start)
         self.running[request.request_id] = _Entry(self.young, text_id, len(tokens))
 
-    def matches(self, tokens: Sequence[int]) -> list[Match]:
-        young, old = self.young.matches(tokens), self.old.matches(tokens)
-        return young + old if old else young
+    def draft(self, request: Request, depth: int) -> Draft:
+        """By the young texts and the old ones, after what was taken in of `request`."""
+        entry = self.running[request.request_id]
+        older = self.old if entry.index is self.young else None
+        return draft_after(entry.index, entry.text_id, depth, older)
 
     def age(self) -> None:
         self.old, self.young = self.young, TextIndex()
@@ -114,7 +115,7 @@ class SuffixProposer:
         if pool.young.num_tokens > self._max_tokens // 2:
             pool.age()
         self.num_tokens += pool.num_tokens - num_before
-        return draft_from(pool.matches(request.token_ids), request.token_ids, depth)
+        return pool.draft(request, depth)
 
     def _pool_of(self, request: Request) -> _Pool:
         salt = self._salts[request.request_id] = request.cache_extra

@@ -80,6 +80,10 @@ class TextIndex:
         self.extend(text_id)
         return text_id
 
+    def tokens(self, text_id: int) -> Sequence[int]:
+        """The whole text, as it is now."""
+        return self._texts[text_id].tokens
+
     def extend(self, text_id: int) -> None:
         """Take in what a text has grown by since. A place counts once a token stands there."""
         text = self._texts[text_id]
