@@ -132,9 +132,10 @@ class DepthController:
             min(self._depths.get(candidate.request_id, 0), len(candidate.survivals))
             for candidate in candidates
         ]
-        margin = HYSTERESIS * (len(candidates) + choice.expected_drafts(depths))
-        if choice.admits(kept) and choice.value(depths) - choice.value(kept) <= margin:
-            depths = kept
+        if depths != kept and choice.admits(kept):
+            margin = HYSTERESIS * (len(candidates) + choice.expected_drafts(depths))
+            if choice.value(depths) - choice.value(kept) <= margin:
+                depths = kept
         for candidate, depth in zip(candidates, depths, strict=True):
             self._depths[candidate.request_id] = depth
         return self._explore(choice, depths)
