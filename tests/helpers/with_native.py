@@ -1,4 +1,4 @@
-"""Runs pytest with another build of the native kernels, such as one with sanitizers.
+"""Runs pytest with another build of the native modules, such as one with sanitizers.
 
     cmake -S . -B build/asan -G Ninja -DHASTEN_SANITIZE=address,undefined && ninja -C build/asan
     LD_PRELOAD=$(gcc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 \
@@ -7,27 +7,29 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from pathlib import Path
 
 import pytest
 
-NAME = "hasten.kernels.cpu._native"
+FOLDERS = {"hasten.kernels.cpu": ".", "hasten.spec": "spec"}
+"""Where a build has the native module of each package."""
 
 
 def use_build(folder: Path) -> None:
-    """Import the module of a CMake build folder in place of the installed one."""
-    built = next(folder.glob("_native*.so"))
-    spec = importlib.util.spec_from_file_location(NAME, built)
-    assert spec is not None
-    assert spec.loader is not None
-    import hasten.kernels.cpu
-
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[NAME] = module
-    spec.loader.exec_module(module)
-    hasten.kernels.cpu._native = module
+    """Import the modules of a CMake build folder in place of the installed ones."""
+    for package, part in FOLDERS.items():
+        name = f"{package}._native"
+        built = next((folder / part).glob("_native*.so"))
+        spec = importlib.util.spec_from_file_location(name, built)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+        importlib.import_module(package)._native = module
 
 
 if __name__ == "__main__":
