@@ -58,6 +58,19 @@ class Candidate(NamedTuple):
     survivals: Sequence[float]
 
 
+class Drafting(NamedTuple):
+    """What drafting with a model takes: seconds once, and for each level."""
+
+    start_s: float = 0.0
+    pass_s: float = 0.0
+
+    def seconds(self, num_levels: int) -> float:
+        return self.start_s + self.pass_s * num_levels if num_levels else 0.0
+
+
+NO_DRAFTING = Drafting()
+
+
 class _Position(NamedTuple):
     """One drafted position and what it adds: expected tokens, less the price of attention."""
 
@@ -115,18 +128,18 @@ class DepthController:
         self,
         candidates: Sequence[Candidate],
         beside: StepShape = EMPTY_STEP,
-        pass_s: float = 0.0,
+        drafting: Drafting = NO_DRAFTING,
         price: float | None = None,
     ) -> list[int]:
         """The depth of each candidate, at most the length of its survivals.
 
-        `beside` is what the step computes of prompts; a level of drafting costs `pass_s`. `price`
-        is that of these candidates, where it is known already.
+        `beside` is what the step computes of prompts, `drafting` what making the drafts takes.
+        `price` is that of these candidates, where it is known already.
         """
         self._num_choices += 1
         if not any(candidate.survivals for candidate in candidates):
             return [0] * len(candidates)
-        choice = _Choice.among(self, candidates, beside, pass_s, price)
+        choice = _Choice.among(self, candidates, beside, drafting, price)
         depths = choice.best()
         kept = [
             min(self._depths.get(candidate.request_id, 0), len(candidate.survivals))
@@ -144,16 +157,16 @@ class DepthController:
         self,
         candidates: Sequence[Candidate],
         beside: StepShape,
-        pass_s: float,
+        drafting: Drafting,
         price: float | None = None,
     ) -> list[int]:
-        """How deep to draft with a model: `survivals` are expected, each level costs a pass.
+        """How deep to draft with a model, which takes `drafting`: `survivals` are expected.
 
         What comes of it is trimmed by `choose`, which knows the drafts.
         """
         if not any(candidate.survivals for candidate in candidates):
             return [0] * len(candidates)
-        return _Choice.among(self, candidates, beside, pass_s, price).best()
+        return _Choice.among(self, candidates, beside, drafting, price).best()
 
     def learn(self, num_kept: float, slowdown: float) -> None:
         """Take in a step: the tokens that a request kept in it, on average, and what that took.
@@ -203,10 +216,10 @@ class _Choice:
     candidates: Sequence[Candidate]
     price: float
     pair_s: float
-    pass_s: float
+    drafting: Drafting
     row_times: Sequence[float]  # of the step, by number of drafted positions
     max_drafts: int
-    spare_s: float  # what drafts may add to the step, their passes included
+    spare_s: float  # what drafts may add to the step, drafting included
     attention_s: float  # of each draft, at most
 
     @classmethod
@@ -215,7 +228,7 @@ class _Choice:
         controller: DepthController,
         candidates: Sequence[Candidate],
         beside: StepShape,
-        pass_s: float,
+        drafting: Drafting,
         price: float | None,
     ) -> _Choice:
         model, limits = controller.step_times, controller.limits
@@ -231,7 +244,7 @@ class _Choice:
         if price is None:
             price = controller.price(num_tokens)
         return cls(
-            candidates, price, model.pair_s, pass_s, row_times, max_drafts, spare_s, attention_s
+            candidates, price, model.pair_s, drafting, row_times, max_drafts, spare_s, attention_s
         )
 
     def best(self) -> list[int]:
@@ -245,7 +258,7 @@ class _Choice:
         depths = [0] * len(self.candidates)
         best_value, best_level, best_count = 0.0, 0, 0
         levels = [max((p.level for p in positions), default=0)]
-        if self.pass_s > 0:
+        if self.drafting.pass_s > 0:
             levels = list(range(1, levels[0] + 1))
         for level in levels:
             opened = [p for p in positions if p.level <= level]
@@ -258,13 +271,13 @@ class _Choice:
 
     def _best_of_one(self, candidate: Candidate) -> int:
         """The same for one request: each of its positions is a level of its own."""
-        row_times, price, has_passes = self.row_times, self.price, self.pass_s > 0
-        position_cost = price * (self.pair_s * candidate.num_tokens + self.pass_s)
-        gained, best_value, best_depth = 0.0, 0.0, 0
+        row_times, price, drafting = self.row_times, self.price, self.drafting
+        position_cost = price * (self.pair_s * candidate.num_tokens + drafting.pass_s)
+        gained, best_value, best_depth = -price * drafting.start_s, 0.0, 0
         for depth, survival in enumerate(candidate.survivals, start=1):
             most = self.max_drafts
             if self.spare_s < math.inf:
-                most = self._most_drafts(depth if has_passes else 0)
+                most = self._most_drafts(depth)
             if depth > most or survival < LEAST_SURVIVAL:
                 break
             gained += survival - position_cost
@@ -283,7 +296,8 @@ class _Choice:
             for candidate, depth in zip(self.candidates, depths, strict=True)
         )
         seconds = _extra_s(self.row_times, num_drafts, 0.0) + self.pair_s * reads
-        return self.expected_drafts(depths) - self.price * (seconds + self.pass_s * max(depths))
+        seconds += self.drafting.seconds(max(depths))
+        return self.expected_drafts(depths) - self.price * seconds
 
     def expected_drafts(self, depths: Sequence[int]) -> float:
         """How many of the drafts are expected to be right."""
@@ -296,8 +310,8 @@ class _Choice:
         return sum(depths) <= self._most_drafts(max(depths))
 
     def _most_drafts(self, level: int) -> int:
-        """What fits into a step, and beside `level` passes into the time that it may take."""
-        count, left_s = self.max_drafts, self.spare_s - self.pass_s * level
+        """What fits into a step, and beside drafting `level` deep into the time it may take."""
+        count, left_s = self.max_drafts, self.spare_s - self.drafting.seconds(level)
         while count and _extra_s(self.row_times, count, self.attention_s) > left_s:
             count -= 1
         return count
@@ -312,7 +326,7 @@ class _Choice:
 
     def _best_prefix(self, positions: Sequence[_Position], level: int) -> tuple[float, int]:
         """The best value among the first k of `positions`, and that k."""
-        gained = -self.price * self.pass_s * level
+        gained = -self.price * self.drafting.seconds(level)
         best_value, best_count = 0.0, 0
         most = self._most_drafts(level)
         for count, position in enumerate(positions[:most], start=1):

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 
 from hasten.core.drafter import MAX_PASS_TOKENS
 from hasten.core.latency import EMPTY_STEP, ItlBudget
+from hasten.spec.depth import Drafting
 from hasten.spec.draft_batch import DraftRows
 from hasten.spec.proposer import NO_DRAFT, Draft
 
@@ -43,7 +44,8 @@ if TYPE_CHECKING:
     from hasten.spec.draft_batch import Level
 
 FIRST_OVERHEAD_S, OVERHEAD_FADE = 100e-6, 0.05
-"""What a pass takes beside the model's own time: at first, and how fast that is learnt."""
+"""What a call takes beside the model's own time, and a further pass of it: at first, and how fast
+that is learnt."""
 FEW_TOKENS = 16
 """A pass of so many costs hardly more than one of a token for each request."""
 AMORTISED_SHARE, AMORTISED_TOKENS = 0.5, 128
@@ -93,7 +95,7 @@ class DrafterProposer:
         """Catching up is cut to what a pass of `max_pass_s` computes, as predicted."""
         self._drafter = drafter
         self._budget = ItlBudget(drafter.step_times, max_pass_s, blocks.block_size)
-        self._overhead_s = FIRST_OVERHEAD_S
+        self._start_s = self._between_s = FIRST_OVERHEAD_S
         self._blocks = blocks
         self._rows = DraftRows(drafter, blocks)
         self._is_head = drafter.features is not None
@@ -102,12 +104,14 @@ class DrafterProposer:
 
     # Costs ------------------------------------------------------------------------------------
 
-    def pass_s(self, num_tokens: Sequence[int]) -> float:
-        """Seconds of one pass for requests of these lengths."""
+    def drafting(self, num_tokens: Sequence[int]) -> Drafting:
+        """What drafting takes for requests of these lengths."""
         shape = EMPTY_STEP
         for length in num_tokens:
             shape = shape.with_chunk(length - 1, 1, 1)
-        return self._drafter.step_times.step_time(shape) + self._overhead_s
+        pass_s = self._drafter.step_times.step_time(shape)
+        # The first pass has nothing before it but the start.
+        return Drafting(max(self._start_s - self._between_s, 0.0), pass_s + self._between_s)
 
     def catch_up_s(self, request: Request) -> float:
         """Seconds that catching up takes beyond a pass, as a share of the drafts to come of it."""
@@ -134,6 +138,7 @@ class DrafterProposer:
         drafts = [NO_DRAFT] * len(requests)
         runs = active = self._catch_up(self._runs(requests, depths))
         levels = [] if self._rows.is_empty else self._rows.run(_num_passes(active), least_survival)
+        start_s = perf_counter() - begin_s - self._drafter.seconds
         num_passes = len(levels)
         while levels:
             self._take(active, levels)
@@ -151,8 +156,11 @@ class DrafterProposer:
         for run in runs:
             drafts[run.idx] = Draft(run.token_ids, run.confidences)
             run.progress.drafted = run.token_ids
-        overhead_s = (perf_counter() - begin_s - self._drafter.seconds) / max(num_passes, 1)
-        self._overhead_s += OVERHEAD_FADE * (overhead_s - self._overhead_s)
+        self._start_s += OVERHEAD_FADE * (start_s - self._start_s)
+        if num_passes > 1:
+            rest_s = perf_counter() - begin_s - self._drafter.seconds - start_s
+            between_s = rest_s / (num_passes - 1)
+            self._between_s += OVERHEAD_FADE * (between_s - self._between_s)
         return drafts
 
     def forget(self, request_id: RequestId) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class NgramProposer:
     """One index per request."""
 
-    request_s = 30e-6
+    request_s = 60e-6
 
     def __init__(self) -> None:
         self._indexes: dict[RequestId, TextIndex] = {}

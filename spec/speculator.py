@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from hasten.spec.compiled import AcceptanceHistory
-from hasten.spec.depth import EXPLORE_EVERY
+from hasten.spec.depth import EXPLORE_EVERY, NO_DRAFTING, Drafting
 from hasten.spec.proposer import NO_DRAFT, Draft
 from hasten.spec.turn import NO_GUESS, Guess, Turn, worth_of
 
@@ -38,6 +38,9 @@ USUAL_PRIOR = 0.25
 """The worth of a draft, in tokens, over all requests; and before there were any."""
 NEW_MARGIN = 1.5
 """A new request is thought to be worth at least so many times what asking takes: a few drafts."""
+LAYOUT_S = 70e-6
+"""What laying out drafts of several requests takes: without any, a step goes on in the batch of the
+one before (`core.steady_decode`)."""
 CONSIDERED = 0.25
 """Positions below this share of the survival that pays on average are not considered."""
 
@@ -212,9 +215,9 @@ class Speculator:
     def _depths(self, turn: Turn, guesses: Sequence[Guess], price: float) -> list[int]:
         if self._is_fixed:
             return [len(guess.token_ids) for guess in guesses]
-        return self._controller.choose(
-            turn.candidates([guess.survivals for guess in guesses]), turn.beside, price=price
-        )
+        candidates = turn.candidates([guess.survivals for guess in guesses])
+        layout = Drafting(LAYOUT_S) if len(candidates) > 1 else NO_DRAFTING
+        return self._controller.choose(candidates, turn.beside, layout, price)
 
     def _ask_all(self, turn: Turn, price: float, line: float) -> None:
         """Ask the proposers that take hardly any time."""
@@ -265,11 +268,11 @@ class Speculator:
         ]
         if not any(limits):
             return 0.0
-        pass_s = drafter.pass_s([n for n, d in zip(turn.num_tokens, limits, strict=True) if d])
+        drafting = drafter.drafting([n for n, d in zip(turn.num_tokens, limits, strict=True) if d])
         depths = limits
         if not self._is_fixed:
             expected = self._expected(method, turn, limits, price, line)
-            depths = self._controller.plan(turn.candidates(expected), turn.beside, pass_s, price)
+            depths = self._controller.plan(turn.candidates(expected), turn.beside, drafting, price)
             if not any(depths) and not turn.best:
                 request_ids = [request.request_id for request in turn.requests]
                 method.rest(request_ids, self._num_steps)
@@ -279,7 +282,7 @@ class Speculator:
         drafts = drafter.propose(turn.requests, depths, CONSIDERED * line)
         for idx, guess in self._judge(method, turn, depths, drafts, CONSIDERED * line):
             turn.offer(idx, worth_of(guess.survivals, line), guess)
-        return pass_s * max(1, *(len(draft.token_ids) for draft in drafts))
+        return drafting.seconds(max(1, *(len(draft.token_ids) for draft in drafts)))
 
     def _expected(
         self,

@@ -85,7 +85,7 @@ class SuffixProposer:
     forgetting those would mean to index them again in the next step.
     """
 
-    request_s = 25e-6
+    request_s = 30e-6
 
     def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
         self.num_tokens = 0

@@ -29,7 +29,7 @@ def use_build(folder: Path) -> None:
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         spec.loader.exec_module(module)
-        importlib.import_module(package)._native = module
+        vars(importlib.import_module(package))["_native"] = module
 
 
 if __name__ == "__main__":

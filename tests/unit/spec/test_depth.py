@@ -10,7 +10,14 @@ from statistics import mean
 import pytest
 from hasten.core.latency import EMPTY_STEP
 from hasten.core.request import RequestId
-from hasten.spec.depth import EXPLORE_EVERY, Candidate, DepthController, _Choice
+from hasten.spec.depth import (
+    EXPLORE_EVERY,
+    NO_DRAFTING,
+    Candidate,
+    DepthController,
+    Drafting,
+    _Choice,
+)
 
 from tests.unit.spec.costs import cliff, controller_of, flat, linear
 
@@ -29,29 +36,33 @@ def geometric(acceptance: float, depth: int) -> list[float]:
 def settle(
     controller: DepthController,
     survivals: Sequence[Sequence[float]],
-    pass_s: float = 0.0,
+    drafting: Drafting = NO_DRAFTING,
     num_steps: int = 2 * EXPLORE_EVERY - 2,
 ) -> list[int]:
     """The depths after many steps in which exactly the expected tokens are kept."""
     candidates = candidates_of(survivals)
     depths: list[int] = []
     for _ in range(num_steps):
-        depths = controller.choose(candidates, pass_s=pass_s)
+        depths = controller.choose(candidates, drafting=drafting)
         kept = 1 + mean(
             sum(candidate.survivals[:depth])
             for candidate, depth in zip(candidates, depths, strict=True)
         )
-        slowdown = controller.slowdown_of([CONTEXT] * len(candidates), depths, pass_s * max(depths))
+        drafting_s = drafting.seconds(max(depths))
+        slowdown = controller.slowdown_of([CONTEXT] * len(candidates), depths, drafting_s)
         controller.learn(kept, slowdown)
     return depths
 
 
 def rate(
-    seconds: Costs, survivals: Sequence[Sequence[float]], depths: Sequence[int], pass_s: float
+    seconds: Costs,
+    survivals: Sequence[Sequence[float]],
+    depths: Sequence[int],
+    drafting: Drafting = NO_DRAFTING,
 ) -> float:
     """Expected tokens per second of a step."""
     tokens = sum(1 + sum(s[:depth]) for s, depth in zip(survivals, depths, strict=True))
-    return tokens / (seconds(len(depths) + sum(depths)) + pass_s * max(depths))
+    return tokens / (seconds(len(depths) + sum(depths)) + drafting.seconds(max(depths)))
 
 
 def random_staircase(rng: random.Random) -> Costs:
@@ -77,19 +88,26 @@ def random_survivals(rng: random.Random) -> list[list[float]]:
     return rows
 
 
+def random_drafting(rng: random.Random) -> Drafting:
+    """Often free."""
+    if rng.random() < 0.5:
+        return NO_DRAFTING
+    return Drafting(rng.choice((0.0, rng.uniform(0.0, 0.3))), rng.uniform(0.0, 0.5))
+
+
 def test_close_to_brute_force_on_staircases() -> None:
     """Mean loss of the long-run rate at most 1 % over 2,000 cases, none beyond 10 %."""
     rng = random.Random(7)
     losses = []
     for _ in range(2000):
         seconds, survivals = random_staircase(rng), random_survivals(rng)
-        pass_s = rng.choice((0.0, rng.uniform(0.0, 0.5)))
-        depths = settle(controller_of(seconds, 30), survivals, pass_s)
+        drafting = random_drafting(rng)
+        depths = settle(controller_of(seconds, 30), survivals, drafting)
         best = max(
-            rate(seconds, survivals, choice, pass_s)
+            rate(seconds, survivals, choice, drafting)
             for choice in product(*(range(len(s) + 1) for s in survivals))
         )
-        losses.append(1 - rate(seconds, survivals, depths, pass_s) / best)
+        losses.append(1 - rate(seconds, survivals, depths, drafting) / best)
     assert mean(losses) <= 0.01
     assert max(losses) <= 0.10
 
@@ -103,8 +121,8 @@ def test_one_request_is_decided_as_many_are() -> None:
         controller.step_times.pair_s = rng.choice((0.0, 1e-4))
         controller.learn(rng.uniform(0.0, 20.0), 1.0)
         candidates = candidates_of(random_survivals(rng)[:1])
-        pass_s = rng.choice((0.0, rng.uniform(0.0, 0.5)))
-        choice = _Choice.among(controller, candidates, EMPTY_STEP, pass_s, None)
+        drafting = random_drafting(rng)
+        choice = _Choice.among(controller, candidates, EMPTY_STEP, drafting, None)
         assert choice.best() == choice._best_of_many()
 
 
@@ -117,7 +135,7 @@ def test_linear_costs_stop_where_survival_meets_the_price() -> None:
     found = []
     for acceptance in (0.05, 0.3, 0.5, 0.7, 0.9, 0.97):
         survivals = geometric(acceptance, 16)
-        rates = [rate(linear, [survivals], [depth], 0.0) for depth in range(17)]
+        rates = [rate(linear, [survivals], [depth]) for depth in range(17)]
         depth = settle(controller_of(linear), [survivals])[0]
         assert rates[depth] >= 0.99 * max(rates)
         found.append(depth)
@@ -145,15 +163,22 @@ def test_nothing_is_drafted_where_rows_cost_as_much_as_steps() -> None:
 
 def test_a_drafter_pass_has_to_pay() -> None:
     survivals = [geometric(0.6, 8)]
-    assert settle(controller_of(flat), survivals, pass_s=0.0001)[0] >= 4
-    assert settle(controller_of(flat), survivals, pass_s=0.0005)[0] in (1, 2)
-    assert settle(controller_of(flat), survivals, pass_s=0.002) == [0]
+    assert settle(controller_of(flat), survivals, drafting=Drafting(0.0, 0.0001))[0] >= 4
+    assert settle(controller_of(flat), survivals, drafting=Drafting(0.0, 0.0005))[0] in (1, 2)
+    assert settle(controller_of(flat), survivals, drafting=Drafting(0.0, 0.002)) == [0]
+
+
+def test_what_drafting_takes_once_is_shared_by_its_levels() -> None:
+    """A start of 0.8 ms and passes of 0.1: nothing is drafted, or several levels."""
+    drafting = Drafting(0.0008, 0.0001)
+    assert settle(controller_of(flat), [geometric(0.3, 8)], drafting=drafting) == [0]
+    assert settle(controller_of(flat), [geometric(0.8, 8)], drafting=drafting)[0] >= 4
 
 
 def test_many_requests_share_a_drafter_pass() -> None:
     survivals = geometric(0.4, 4)
-    assert settle(controller_of(flat), [survivals], pass_s=0.001) == [0]
-    assert min(settle(controller_of(flat), [survivals] * 16, pass_s=0.0005)) >= 1
+    assert settle(controller_of(flat), [survivals], drafting=Drafting(0.0, 0.001)) == [0]
+    assert min(settle(controller_of(flat), [survivals] * 16, drafting=Drafting(0.0, 0.0005))) >= 1
 
 
 def test_long_contexts_draft_less() -> None:
@@ -182,8 +207,8 @@ def test_drafting_passes_count_towards_the_target_too() -> None:
     """Of 0.6 ms to spare, a pass takes 0.2: four drafts of one level, or two over two."""
     survivals = [geometric(0.95, 8)] * 4
     bounded = controller_of(linear, target_s=0.0020001)
-    assert bounded.plan(candidates_of(survivals), EMPTY_STEP, 0.0002) == [1] * 4
-    assert bounded.plan(candidates_of(survivals), EMPTY_STEP, 0.0007) == [0] * 4
+    assert bounded.plan(candidates_of(survivals), EMPTY_STEP, Drafting(0.0, 0.0002)) == [1] * 4
+    assert bounded.plan(candidates_of(survivals), EMPTY_STEP, Drafting(0.0, 0.0007)) == [0] * 4
 
 
 def test_a_prompt_beside_counts_only_as_far_as_the_target_lets_it() -> None:
