@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 HYSTERESIS = 0.005
 """Depths change only where that gains this share of a step's tokens."""
 EXPLORE_EVERY = 32
-"""One in so many choices drafts one position more than is worth it, for one request."""
+"""One in so many steps drafts one position more than is worth it, for one request."""
 GAIN_FADE = 1 - 1 / 32
 """What remains of the evidence on the gain after one more step."""
 GAIN_PRIOR = 8.0
 """How many steps without gain a new engine is taken to have behind it."""
 LINE_ROWS = 8
-"""Rows over which the time of one more is averaged."""
+"""At most so many rows are taken for what one more costs, on average."""
 LEAST_SURVIVAL = 1e-3
 """Positions less likely than this are not looked at."""
 
@@ -107,7 +107,7 @@ class DepthController:
     _depths: dict[RequestId, int] = field(default_factory=dict)
     _tokens: float = GAIN_PRIOR
     _baseline: float = GAIN_PRIOR
-    _num_choices: int = 0
+    _num_steps: int = 0
 
     @property
     def gain(self) -> float:
@@ -120,9 +120,9 @@ class DepthController:
         return self.gain * len(num_tokens) / seconds if seconds > 0 else 0.0
 
     def line(self, num_tokens: Sequence[int], price: float) -> float:
-        """The survival that a drafted position needs to pay, about: costs are staircases."""
+        """The least survival that a drafted position needs to pay: costs are staircases."""
         times = self.step_times.row_times(_decoding(num_tokens, EMPTY_STEP), LINE_ROWS)
-        return price * (times[LINE_ROWS] - times[0]) / LINE_ROWS
+        return price * min([(times[i] - times[0]) / i for i in range(1, LINE_ROWS + 1)])
 
     def choose(
         self,
@@ -136,7 +136,6 @@ class DepthController:
         `beside` is what the step computes of prompts, `drafting` what making the drafts takes.
         `price` is that of these candidates, where it is known already.
         """
-        self._num_choices += 1
         if not any(candidate.survivals for candidate in candidates):
             return [0] * len(candidates)
         choice = _Choice.among(self, candidates, beside, drafting, price)
@@ -173,6 +172,7 @@ class DepthController:
 
         `slowdown` is the step's time over that of the same step without drafts (`slowdown_of`).
         """
+        self._num_steps += 1
         self._tokens = self._tokens * GAIN_FADE + num_kept
         self._baseline = self._baseline * GAIN_FADE + slowdown
 
@@ -198,7 +198,7 @@ class DepthController:
 
     def _explore(self, choice: _Choice, depths: list[int]) -> list[int]:
         """Now and then draft one position more, so that a low opinion of it can be corrected."""
-        turn, is_rest = divmod(self._num_choices, EXPLORE_EVERY)
+        turn, is_rest = divmod(self._num_steps, EXPLORE_EVERY)
         if is_rest:
             return depths
         deeper = [i for i, c in enumerate(choice.candidates) if len(c.survivals) > depths[i]]

@@ -41,8 +41,9 @@ NEW_MARGIN = 1.5
 LAYOUT_S = 70e-6
 """What laying out drafts of several requests takes: without any, a step goes on in the batch of the
 one before (`core.steady_decode`)."""
-CONSIDERED = 0.25
-"""Positions below this share of the survival that pays on average are not considered."""
+CONSIDERED, ALWAYS_CONSIDERED = 0.25, 0.25
+"""Positions below this share of the survival that pays are not considered, but for those above
+that survival: what rows are thought to cost may be wrong until some are tried."""
 
 
 @dataclass(slots=True, eq=False)
@@ -230,7 +231,7 @@ class Speculator:
             if not any(depths):
                 continue
             drafts = method.proposer.propose(turn.requests, depths)
-            for idx, guess in self._judge(method, turn, depths, drafts, CONSIDERED * line):
+            for idx, guess in self._judge(method, turn, depths, drafts, _considered(line)):
                 worth = worth_of(guess.survivals, line)
                 added = max(worth - turn.worth_at(idx), 0.0)
                 method.note_worth(turn.requests[idx].request_id, added, least, self._num_steps)
@@ -279,8 +280,8 @@ class Speculator:
             depths = self._explore(depths, limits, method, turn)
         if not any(depths):
             return 0.0
-        drafts = drafter.propose(turn.requests, depths, CONSIDERED * line)
-        for idx, guess in self._judge(method, turn, depths, drafts, CONSIDERED * line):
+        drafts = drafter.propose(turn.requests, depths, _considered(line))
+        for idx, guess in self._judge(method, turn, depths, drafts, _considered(line)):
             turn.offer(idx, worth_of(guess.survivals, line), guess)
         return drafting.seconds(max(1, *(len(draft.token_ids) for draft in drafts)))
 
@@ -295,7 +296,7 @@ class Speculator:
         """Survivals of the drafts to be made; none where a guess at hand is worth more."""
         expected: list[Sequence[float]] = []
         for idx, (request, limit) in enumerate(zip(turn.requests, limits, strict=True)):
-            survivals = method.history.expected(request.request_id, limit, CONSIDERED * line)
+            survivals = method.history.expected(request.request_id, limit, _considered(line))
             worth = worth_of(survivals, line) - price * method.proposer.catch_up_s(request)
             expected.append(survivals if worth > turn.worth_at(idx) else ())
         return expected
@@ -339,6 +340,10 @@ class Speculator:
                 request.request_id, draft.confidences, least_survival
             )
             yield idx, Guess(draft.token_ids, survivals)
+
+
+def _considered(line: float) -> float:
+    return min(CONSIDERED * line, ALWAYS_CONSIDERED)
 
 
 def _next_try(turn: int) -> int:

@@ -227,7 +227,10 @@ def test_a_step_holds_no_more_rows_than_it_may() -> None:
 def test_exploring_takes_its_share_and_no_more() -> None:
     controller = controller_of(lambda rows: 0.001 * rows)
     candidates = candidates_of([geometric(0.3, 8)] * 5)
-    chosen = [controller.choose(candidates) for _ in range(20 * EXPLORE_EVERY)]
+    chosen = []
+    for _ in range(20 * EXPLORE_EVERY):
+        controller.learn(1.0, 1.0)
+        chosen.append(controller.choose(candidates))
     explored = [depths for depths in chosen if any(depths)]
     assert len(explored) == 20
     assert all(sum(depths) == 1 for depths in explored)

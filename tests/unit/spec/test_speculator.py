@@ -7,7 +7,7 @@ from itertools import pairwise
 from statistics import mean
 
 import pytest
-from hasten.core.latency import EMPTY_STEP
+from hasten.core.latency import EMPTY_STEP, StepShape
 from hasten.core.params import Speculative
 from hasten.core.request import Request
 from hasten.spec.depth import EXPLORE_EVERY
@@ -114,6 +114,22 @@ def test_a_jump_in_load_settles_within_50_steps() -> None:
         speculator.forget(request.request_id)
     quiet = run(speculator, [request_of("last", [1, 2])], 100)
     assert mean(flatten(quiet[50:])) > 4
+
+
+@pytest.mark.parametrize(("load", "least"), [(1, 2.0), (4, 0.9)])
+def test_rows_that_seemed_dear_at_the_start_are_tried(load: int, least: float) -> None:
+    """A profile of a bad moment, in which all but the first size took ten times as long."""
+    speculator = speculator_of(
+        GuessingProposer(0.75, request_s=0.00005),
+        seconds=lambda rows: linear(rows) * (1 if rows <= load else 10),
+    )
+    model, requests = speculator._controller.step_times, requests_of(load)
+    depths: list[list[int]] = []
+    for _ in range(1500):
+        depths += run(speculator, requests, 1)
+        rows = load + sum(depths[-1])
+        model.observe(StepShape(rows, rows, 0, 0, load), linear(rows))
+    assert mean(flatten(depths[-200:])) > least
 
 
 def test_a_steady_load_keeps_its_depth() -> None:
