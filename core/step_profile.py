@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 
 LONG_CONTEXT = 1024
 """Tokens of context with which a start-up profile measures attention."""
-PROFILED_SIZES = (8, 9, 2, 4, 64, 16, 17, 32, 33, 3, 6, 256, 12, 24, 128, 48, 512, 1024, 2048)
+SMALL_SIZES = (1, 8, 9, 2, 4, 16, 17, 3, 6, 12)
+LARGE_SIZES = (64, 32, 33, 256, 24, 128, 48, 512, 1024, 2048)
 """Step sizes of a start-up profile, in order of use.
 
 Kernels work in tiles of 8 or 16 rows: one row more than fills them is a stair of its own, and
 whether a draft is worth it at 8 or 16 streams depends on just that.
 """
+NUM_RUNS = 3
+"""Of which the fastest counts, where that is not dear."""
 LARGEST_DECODE = 64
 """Steps of up to so many tokens are timed with a logit row for each, as decoding has them."""
 
@@ -66,7 +69,8 @@ class _Profiler:
         self._measure_head()
         self._measure_attention()
         self._measure_requests()
-        for count in PROFILED_SIZES:
+        self._measure_small_sizes()
+        for count in LARGE_SIZES:
             self._measure_body(count)
         return self._model
 
@@ -79,10 +83,14 @@ class _Profiler:
         for _ in range(self._num_warm_up_runs):
             self._measure(chunks)
         runs = [self._measure(chunks)]
-        if runs[0] < self._left_s / 20:
-            runs += [self._measure(chunks), self._measure(chunks)]
+        if self._is_cheap(runs[0]):
+            runs += [self._measure(chunks) for _ in range(NUM_RUNS - 1)]
         self._left_s -= sum(runs)
         return min(runs)
+
+    def _is_cheap(self, seconds: float) -> bool:
+        """Whether a step can be run more than once."""
+        return seconds < self._left_s / 20
 
     def _can_measure(self, chunk: Chunk) -> bool:
         fits = chunk.start + chunk.num_tokens <= self._capacity.max_model_len
@@ -125,11 +133,37 @@ class _Profiler:
             apart = self._time(*(Chunk(0, 1) for _ in range(count)))
             self._model.request_s = max((apart - together) / (count - 1), 0.0)
 
+    def _measure_small_sizes(self) -> None:
+        """In turns, so that a busy moment falls on all of them alike.
+
+        Whether a row more is worth it is decided by how they compare, and a machine that others
+        use too may be twice as slow for longer than the runs of one size take.
+        """
+        fastest: dict[int, float] = {}
+        sizes = list(SMALL_SIZES)
+        for turn in range(NUM_RUNS):
+            for count in list(sizes):
+                chunk = Chunk(0, count, count)
+                if not self._can_measure(chunk):
+                    sizes.remove(count)
+                    continue
+                for _ in range(self._num_warm_up_runs if turn == 0 else 0):
+                    self._measure((chunk,))
+                seconds = self._measure((chunk,))
+                self._left_s -= seconds
+                fastest[count] = min(seconds, fastest.get(count, seconds))
+                self._set_body(chunk, fastest[count])
+                if not self._is_cheap(seconds):
+                    sizes.remove(count)
+
     def _measure_body(self, count: int) -> None:
-        num_logit_rows = count if count <= LARGEST_DECODE else 0
-        chunk = Chunk(0, count, num_logit_rows)
+        chunk = Chunk(0, count, count if count <= LARGEST_DECODE else 0)
         if self._can_measure(chunk):
-            shape = EMPTY_STEP.with_chunk(*chunk)
-            beside = self._model.pair_s * shape.query_key_pairs
-            beside += self._model.head.at(num_logit_rows)
-            self._model.body.set(count, max(self._time(chunk) - beside, 0.0))
+            self._set_body(chunk, self._time(chunk))
+
+    def _set_body(self, chunk: Chunk, seconds: float) -> None:
+        """Take in a step of this chunk alone."""
+        shape = EMPTY_STEP.with_chunk(*chunk)
+        beside = self._model.pair_s * shape.query_key_pairs
+        beside += self._model.head.at(shape.num_logit_rows)
+        self._model.body.set(chunk.num_tokens, max(seconds - beside, 0.0))

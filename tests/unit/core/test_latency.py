@@ -115,6 +115,23 @@ def test_a_profile_leaves_out_the_runs_that_compile(num_warm_up_runs: int) -> No
         assert model.step_time(shape) == profiled(staircase).step_time(shape)
 
 
+def test_a_busy_moment_falls_on_all_small_sizes() -> None:
+    """Twice as slow for 20 ms and more: longer than the runs of one size take."""
+    now_s = 0.0
+
+    def measure(chunks: Sequence[Chunk]) -> float:
+        nonlocal now_s
+        is_busy = now_s % 0.1 < 0.04
+        seconds = staircase(step_of(chunks)) * (2 if is_busy else 1)
+        now_s += seconds
+        return seconds
+
+    model = profile(measure, CAPACITY, 1.0)
+    for count in (1, 2, 4, 8, 9, 16):
+        shape = step_of([Chunk(0, count, count)])
+        assert model.step_time(shape) == pytest.approx(staircase(shape), rel=0.1)
+
+
 def test_a_machine_too_slow_for_a_profile_still_gets_a_first_guess() -> None:
     model = profile(lambda _: 5.0, CAPACITY, budget_s=0.6)
     assert model.step_time(decode(1, 0)) == pytest.approx(5.0)
