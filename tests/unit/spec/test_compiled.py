@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import runpy
+import sys
 
 import pytest
 from hasten.core.request import RequestId
@@ -24,6 +26,15 @@ def unpacked(draft: Draft) -> tuple[list[int], list[float]]:
 def test_what_serves_is_compiled() -> None:
     for part in (compiled.TextIndex, compiled.AcceptanceHistory):
         assert part.__module__ == "hasten.spec._native"
+
+
+def test_without_a_compiler_python_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hasten.spec._native", None)
+    monkeypatch.delattr("hasten.spec._native")
+    found = runpy.run_path(compiled.__file__)
+    assert found["TextIndex"] is text_index.TextIndex
+    assert found["draft_after"] is drafting.draft_after
+    assert found["AcceptanceHistory"] is acceptance.AcceptanceHistory
 
 
 @given(texts=TEXTS, chance=CHANCE, depth=st.integers(0, 16))
