@@ -44,8 +44,7 @@ if TYPE_CHECKING:
     from hasten.spec.draft_batch import Level
 
 FIRST_OVERHEAD_S, OVERHEAD_FADE = 100e-6, 0.05
-"""What a call takes beside the model's own time, and a further pass of it: at first, and how fast
-that is learnt."""
+"""What a call takes beside the model's own time: at first, and how fast that is learnt."""
 FEW_TOKENS = 16
 """A pass of so many costs hardly more than one of a token for each request."""
 AMORTISED_SHARE, AMORTISED_TOKENS = 0.5, 128
@@ -95,7 +94,8 @@ class DrafterProposer:
         """Catching up is cut to what a pass of `max_pass_s` computes, as predicted."""
         self._drafter = drafter
         self._budget = ItlBudget(drafter.step_times, max_pass_s, blocks.block_size)
-        self._start_s = self._between_s = FIRST_OVERHEAD_S
+        self._start_s = FIRST_OVERHEAD_S
+        self._between_s = 0.0  # passes of a call; were it thought dear, there would be one only
         self._blocks = blocks
         self._rows = DraftRows(drafter, blocks)
         self._is_head = drafter.features is not None
@@ -109,9 +109,8 @@ class DrafterProposer:
         shape = EMPTY_STEP
         for length in num_tokens:
             shape = shape.with_chunk(length - 1, 1, 1)
-        pass_s = self._drafter.step_times.step_time(shape)
-        # The first pass has nothing before it but the start.
-        return Drafting(max(self._start_s - self._between_s, 0.0), pass_s + self._between_s)
+        pass_s = self._drafter.step_times.step_time(shape) + self._between_s
+        return Drafting(max(self._start_s - self._between_s, 0.0), pass_s)
 
     def catch_up_s(self, request: Request) -> float:
         """Seconds that catching up takes beyond a pass, as a share of the drafts to come of it."""
