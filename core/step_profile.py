@@ -80,13 +80,16 @@ class _Profiler:
         What others do on the machine makes runs longer, and is learnt for all sizes at once while
         serving (`StepTimeModel`); here it would distort one size against another.
         """
-        for _ in range(self._num_warm_up_runs):
-            self._measure(chunks)
+        self._warm_up(chunks)
         runs = [self._measure(chunks)]
         if self._is_cheap(runs[0]):
             runs += [self._measure(chunks) for _ in range(NUM_RUNS - 1)]
         self._left_s -= sum(runs)
         return min(runs)
+
+    def _warm_up(self, chunks: Sequence[Chunk]) -> None:
+        for _ in range(self._num_warm_up_runs):
+            self._measure(chunks)
 
     def _is_cheap(self, seconds: float) -> bool:
         """Whether a step can be run more than once."""
@@ -147,8 +150,8 @@ class _Profiler:
                 if not self._can_measure(chunk):
                     sizes.remove(count)
                     continue
-                for _ in range(self._num_warm_up_runs if turn == 0 else 0):
-                    self._measure((chunk,))
+                if turn == 0:
+                    self._warm_up((chunk,))
                 seconds = self._measure((chunk,))
                 self._left_s -= seconds
                 fastest[count] = min(seconds, fastest.get(count, seconds))

@@ -104,10 +104,10 @@ class DepthController:
 
     step_times: StepTimeModel
     limits: StepLimits
+    num_steps: int = 0  # taken in by `learn`
     _depths: dict[RequestId, int] = field(default_factory=dict)
     _tokens: float = GAIN_PRIOR
     _baseline: float = GAIN_PRIOR
-    _num_steps: int = 0
 
     @property
     def gain(self) -> float:
@@ -172,7 +172,7 @@ class DepthController:
 
         `slowdown` is the step's time over that of the same step without drafts (`slowdown_of`).
         """
-        self._num_steps += 1
+        self.num_steps += 1
         self._tokens = self._tokens * GAIN_FADE + num_kept
         self._baseline = self._baseline * GAIN_FADE + slowdown
 
@@ -198,7 +198,7 @@ class DepthController:
 
     def _explore(self, choice: _Choice, depths: list[int]) -> list[int]:
         """Now and then draft one position more, so that a low opinion of it can be corrected."""
-        turn, is_rest = divmod(self._num_steps, EXPLORE_EVERY)
+        turn, is_rest = divmod(self.num_steps, EXPLORE_EVERY)
         if is_rest:
             return depths
         deeper = [i for i, c in enumerate(choice.candidates) if len(c.survivals) > depths[i]]

@@ -130,7 +130,6 @@ class Speculator:
         self._is_fixed = fixed_depth is not None
         self._pending: dict[RequestId, list[_Pending]] = {}
         self._slowdown = 1.0
-        self._num_steps = 0
         # These need not be asked for before that step; a request that ends, or another, undoes it.
         self._resting: list[RequestId] = []
         self._rest_ends = 0
@@ -143,15 +142,19 @@ class Speculator:
     def gain(self) -> float:
         return self._controller.gain
 
+    @property
+    def _num_steps(self) -> int:
+        """Steps so far; what rests is tried in the ones in which the controller explores."""
+        return self._controller.num_steps
+
     def speculate(
         self, requests: Sequence[Request], max_depths: Sequence[int], beside: StepShape
     ) -> list[Sequence[int]]:
         """See `core.protocols.Speculator`."""
         if not requests:
             return []
-        self._num_steps += 1
         request_ids = [request.request_id for request in requests]
-        if self._num_steps < self._rest_ends and request_ids == self._resting:
+        if self._num_steps + 1 < self._rest_ends and request_ids == self._resting:
             self._controller.learn(1.0, 1.0)
             return [()] * len(requests)
         self._learn(requests)

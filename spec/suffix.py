@@ -56,21 +56,21 @@ class _Pool:
     def num_tokens(self) -> int:
         return POOL_TOKENS + self.young.num_tokens + self.old.num_tokens
 
-    def take(self, request: Request) -> None:
-        """Index what `request` has grown by."""
+    def take(self, request: Request) -> _Entry:
+        """Index what `request` has grown by; returns where its text is."""
         entry, tokens = self.running.get(request.request_id), request.token_ids
         if entry is not None and entry.index is self.young:
             entry.index.extend(entry.text_id)
             entry.num_indexed = len(tokens)
-            return
+            return entry
         # A text that began in an older generation goes on where that one broke off.
         start = 0 if entry is None else max(entry.num_indexed - CHAINED_LEN, 0)
         text_id = self.young.add(tokens, start)
-        self.running[request.request_id] = _Entry(self.young, text_id, len(tokens))
+        entry = self.running[request.request_id] = _Entry(self.young, text_id, len(tokens))
+        return entry
 
-    def draft(self, request: Request, depth: int) -> Draft:
-        """By the young texts and the old ones, after what was taken in of `request`."""
-        entry = self.running[request.request_id]
+    def draft(self, entry: _Entry, depth: int) -> Draft:
+        """How a text goes on, by the young texts and the old ones."""
         older = self.old if entry.index is self.young else None
         return draft_after(entry.index, entry.text_id, depth, older)
 
@@ -111,11 +111,11 @@ class SuffixProposer:
     def _draft(self, request: Request, depth: int) -> Draft:
         pool = self._pool_of(request)
         num_before = pool.num_tokens
-        pool.take(request)
+        entry = pool.take(request)
         if pool.young.num_tokens > self._max_tokens // 2:
             pool.age()
         self.num_tokens += pool.num_tokens - num_before
-        return pool.draft(request, depth)
+        return pool.draft(entry, depth)
 
     def _pool_of(self, request: Request) -> _Pool:
         salt = self._salts[request.request_id] = request.cache_extra

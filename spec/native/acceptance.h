@@ -1,5 +1,5 @@
 // spec/acceptance.py again, for every step: what is described there, bit for bit
-// (tests/unit/spec/test_native.py).
+// (tests/unit/spec/test_compiled.py).
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // spec/text_index.py and spec/drafting.py again, for every step: what is described there, token for
-// token and bit for bit (tests/unit/spec/test_native.py).
+// token and bit for bit (tests/unit/spec/test_compiled.py).
 //
 // It keeps texts of its own, of 4 bytes a token: a step drives Python's integers out of the
 // processor's caches.
